@@ -1,0 +1,416 @@
+"""Sums of clipped per-record gradients in fixed point, and the k largest terms of each.
+
+The clipped gradient of a record is rounded to a multiple of a public quantum (a power of two times the clip scale), so
+sums are sums of integers: exact, the same in any order, on any number of threads.  Integers are held in float64 while
+a tile of at most ``TILE`` records is summed (below 2^53, hence exact), and in int64 across tiles.
+
+Rounding to the quantum is monotone, which is why the sums of interval ends contain the sums of the nominal run, and
+why ``(M)`` holds for the numbers themselves (the floating-point top-k sums of a naive implementation break it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+
+from models.ops.base import UNIT_ROUNDOFF, Interval
+
+#: Largest number of records in a tile: 2^9 terms of at most 2^44 stay below 2^53.
+TILE = 512
+_BITS = 44
+#: ``(v + _MAGIC) - _MAGIC`` rounds ``|v| < 2^51`` to the nearest integer.
+_MAGIC = 1.5 * 2.0**52
+_NONE = -(2.0**62)
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """The public grid of clipped gradients: ``scale`` (a power of two) times a gradient is the number to round.
+
+    ``limit`` is the clip on that scale, ``unit`` the same rounded to an integer: no record contributes more.
+    """
+
+    clip: float
+    scale: float
+    limit: float = field(init=False)
+    unit: int = field(init=False)
+
+    def __post_init__(self):
+        limit = self.clip * self.scale
+        object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "unit", int((limit + _MAGIC) - _MAGIC))
+
+    @classmethod
+    def make(cls, clip: float, batch_size: int) -> FixedPoint:
+        """The finest grid on which sums of ``batch_size`` clipped gradients fit int64 with room to spare."""
+        bits = min(_BITS, 59 - max(0, math.ceil(math.log2(max(1, batch_size)))))
+        return cls(clip, math.ldexp(1.0, bits - math.ceil(math.log2(clip))))
+
+
+@dataclass
+class Sums:
+    """What one worker has summed for one radius: integer sums and the ``keep`` largest terms of each parameter.
+
+    ``top_lower`` holds the largest lower ends, ``top_upper`` the largest negated upper ends, as heaps ``(P, keep)``
+    with the smallest kept term first.  ``degenerate`` counts records whose bounds were not finite.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    top_lower: np.ndarray
+    top_upper: np.ndarray
+    degenerate: int = 0
+
+    @classmethod
+    def zeros(cls, size: int, keep: int) -> Sums:
+        return cls(
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int64),
+            np.full((size, keep), _NONE),
+            np.full((size, keep), _NONE),
+        )
+
+    def merge(self, other: Sums) -> Sums:
+        """Sums over the union of the records; neither operand is changed."""
+        keep = self.top_lower.shape[1]
+
+        def largest(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            both = np.concatenate([a, b], axis=1)
+            return np.partition(both, both.shape[1] - keep, axis=1)[:, both.shape[1] - keep :] if keep else a
+
+        return Sums(
+            self.lower + other.lower,
+            self.upper + other.upper,
+            largest(self.top_lower, other.top_lower),
+            largest(self.top_upper, other.top_upper),
+            self.degenerate + other.degenerate,
+        )
+
+
+@njit(nogil=True, cache=True)
+def _push(heap, value):
+    """Replace the smallest element of the heap by a larger value."""
+    size = heap.shape[0]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[hole] = heap[child]
+        hole = child
+    heap[hole] = value
+
+
+# Every term is an integer and no partial sum reaches 2^53, so reassociation changes nothing.
+@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def _sum_and_count(values, n, threshold):
+    total = 0.0
+    count = 0
+    for i in range(n):
+        total += values[i]
+        count += 1 if values[i] > threshold else 0
+    return total, count
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def _sum_and_count_below(values, n, threshold):
+    total = 0.0
+    count = 0
+    for i in range(n):
+        total += values[i]
+        count += 1 if values[i] < threshold else 0
+    return total, count
+
+
+@njit(nogil=True, cache=True)
+def _finish(lo, hi, n, bad, unit, p, lower, upper, top_lower, top_upper):
+    """Add one parameter's rounded terms of a tile to its sums and heaps."""
+    for i in bad:
+        lo[i] = -unit
+        hi[i] = unit
+    keep = top_lower.shape[1]
+    threshold = top_lower[p, 0] if keep > 0 else np.inf
+    total, count = _sum_and_count(lo, n, threshold)
+    lower[p] += np.int64(total)
+    if count > 0:
+        heap = top_lower[p]
+        for i in range(n):
+            if lo[i] > heap[0]:
+                _push(heap, lo[i])
+    threshold = -top_upper[p, 0] if keep > 0 else -np.inf
+    total, count = _sum_and_count_below(hi, n, threshold)
+    upper[p] += np.int64(total)
+    if count > 0:
+        heap = top_upper[p]
+        for i in range(n):
+            if -hi[i] > heap[0]:
+                _push(heap, -hi[i])
+
+
+@njit(nogil=True, cache=True)
+def _round_clipped(values, n, limit):
+    for i in range(n):
+        v = values[i]
+        v = v if v > -limit else -limit
+        v = v if v < limit else limit
+        values[i] = (v + _MAGIC) - _MAGIC
+
+
+@njit(nogil=True, cache=True)
+def _outer_point(d, a, limit, bad, target, total):
+    """One position: gradient of weight ``(m, k)`` is ``d[m] a[k]``; nominal sums."""
+    rows, n = d.shape
+    cols = a.shape[0]
+    buffer = np.empty(n)
+    for m in range(rows):
+        dm = d[m]
+        for k in range(cols):
+            ak = a[k]
+            for i in range(n):
+                v = dm[i] * ak[i]
+                v = v if v > -limit else -limit
+                v = v if v < limit else limit
+                buffer[i] = (v + _MAGIC) - _MAGIC
+            for i in bad:
+                buffer[i] = 0.0
+            total[target[m * cols + k]] += np.int64(_sum_and_count(buffer, n, np.inf)[0])
+
+
+@njit(nogil=True, cache=True)
+def _outer_known(dl, du, a, limit, bad, unit, target, lower, upper, top_lower, top_upper):
+    """One position, ``a`` known exactly (the record's own features)."""
+    rows, n = dl.shape
+    cols = a.shape[0]
+    lo = np.empty(n)
+    hi = np.empty(n)
+    for m in range(rows):
+        below = dl[m]
+        above = du[m]
+        for k in range(cols):
+            ak = a[k]
+            for i in range(n):
+                s = below[i] * ak[i]
+                t = above[i] * ak[i]
+                u = s if s < t else t
+                v = s if s > t else t
+                u = u if u > -limit else -limit
+                u = u if u < limit else limit
+                v = v if v > -limit else -limit
+                v = v if v < limit else limit
+                lo[i] = (u + _MAGIC) - _MAGIC
+                hi[i] = (v + _MAGIC) - _MAGIC
+            _finish(lo, hi, n, bad, unit, target[m * cols + k], lower, upper, top_lower, top_upper)
+
+
+@njit(nogil=True, cache=True)
+def _outer_interval(dl, du, al, au, limit, bad, unit, target, lower, upper, top_lower, top_upper):
+    """One position, natural product of two intervals."""
+    rows, n = dl.shape
+    cols = al.shape[0]
+    lo = np.empty(n)
+    hi = np.empty(n)
+    for m in range(rows):
+        below = dl[m]
+        above = du[m]
+        for k in range(cols):
+            p = al[k]
+            q = au[k]
+            for i in range(n):
+                c0 = below[i] * p[i]
+                c1 = below[i] * q[i]
+                c2 = above[i] * p[i]
+                c3 = above[i] * q[i]
+                u = c0 if c0 < c1 else c1
+                w = c2 if c2 < c3 else c3
+                u = u if u < w else w
+                v = c0 if c0 > c1 else c1
+                w = c2 if c2 > c3 else c3
+                v = v if v > w else w
+                u = u if u > -limit else -limit
+                u = u if u < limit else limit
+                v = v if v > -limit else -limit
+                v = v if v < limit else limit
+                lo[i] = (u + _MAGIC) - _MAGIC
+                hi[i] = (v + _MAGIC) - _MAGIC
+            _finish(lo, hi, n, bad, unit, target[m * cols + k], lower, upper, top_lower, top_upper)
+
+
+@njit(nogil=True, cache=True)
+def _dense_point(g, limit, bad, target, total):
+    rows, n = g.shape
+    buffer = np.empty(n)
+    for m in range(rows):
+        buffer[:] = g[m]
+        _round_clipped(buffer, n, limit)
+        for i in bad:
+            buffer[i] = 0.0
+        total[target[m]] += np.int64(_sum_and_count(buffer, n, np.inf)[0])
+
+
+@njit(nogil=True, cache=True)
+def _dense_interval(gl, gu, limit, bad, unit, target, lower, upper, top_lower, top_upper):
+    rows, n = gl.shape
+    lo = np.empty(n)
+    hi = np.empty(n)
+    for m in range(rows):
+        lo[:] = gl[m]
+        hi[:] = gu[m]
+        _round_clipped(lo, n, limit)
+        _round_clipped(hi, n, limit)
+        _finish(lo, hi, n, bad, unit, target[m], lower, upper, top_lower, top_upper)
+
+
+@njit(nogil=True, cache=True)
+def _materialise_point(d, a, positions, g):
+    rows = d.shape[0] // positions
+    cols = a.shape[0] // positions
+    n = d.shape[1]
+    for m in range(rows):
+        for k in range(cols):
+            out = g[m * cols + k]
+            out[:] = 0.0
+            for r in range(positions):
+                dr = d[r * rows + m]
+                ar = a[r * cols + k]
+                for i in range(n):
+                    out[i] += dr[i] * ar[i]
+
+
+@njit(nogil=True, cache=True)
+def _materialise_natural(dl, du, al, au, positions, gl, gu):
+    rows = dl.shape[0] // positions
+    cols = al.shape[0] // positions
+    n = dl.shape[1]
+    for m in range(rows):
+        for k in range(cols):
+            lo = gl[m * cols + k]
+            hi = gu[m * cols + k]
+            lo[:] = 0.0
+            hi[:] = 0.0
+            for r in range(positions):
+                below = dl[r * rows + m]
+                above = du[r * rows + m]
+                p = al[r * cols + k]
+                q = au[r * cols + k]
+                for i in range(n):
+                    c0 = below[i] * p[i]
+                    c1 = below[i] * q[i]
+                    c2 = above[i] * p[i]
+                    c3 = above[i] * q[i]
+                    u = c0 if c0 < c1 else c1
+                    w = c2 if c2 < c3 else c3
+                    lo[i] += u if u < w else w
+                    v = c0 if c0 > c1 else c1
+                    w = c2 if c2 > c3 else c3
+                    hi[i] += v if v > w else w
+
+
+@njit(nogil=True, cache=True)
+def _materialise_midpoint_radius(dl, du, al, au, positions, gl, gu):
+    rows = dl.shape[0] // positions
+    cols = al.shape[0] // positions
+    n = dl.shape[1]
+    dc = 0.5 * dl + 0.5 * du
+    dr = 0.5 * du - 0.5 * dl
+    ac = 0.5 * al + 0.5 * au
+    ar = 0.5 * au - 0.5 * al
+    size = np.abs(ac) + ar
+    centre = np.empty(n)
+    radius = np.empty(n)
+    for m in range(rows):
+        for k in range(cols):
+            centre[:] = 0.0
+            radius[:] = 0.0
+            for r in range(positions):
+                x, y = dc[r * rows + m], dr[r * rows + m]
+                p, q, s = ac[r * cols + k], ar[r * cols + k], size[r * cols + k]
+                for i in range(n):
+                    centre[i] += x[i] * p[i]
+                    radius[i] += abs(x[i]) * q[i] + y[i] * s[i]
+            lo = gl[m * cols + k]
+            hi = gu[m * cols + k]
+            for i in range(n):
+                lo[i] = centre[i] - radius[i]
+                hi[i] = centre[i] + radius[i]
+
+
+@njit(nogil=True, cache=True)
+def _widen_outer(dl, du, al, au, positions, factor, floor, gl, gu):
+    """Outward by ``factor`` times a bound of the sum of absolute products, which grows with the boxes."""
+    rows = dl.shape[0] // positions
+    cols = al.shape[0] // positions
+    n = dl.shape[1]
+    dm = np.zeros((rows, n))
+    am = np.zeros((cols, n))
+    for r in range(positions):
+        for m in range(rows):
+            for i in range(n):
+                dm[m, i] = max(dm[m, i], max(abs(dl[r * rows + m, i]), abs(du[r * rows + m, i])))
+        for k in range(cols):
+            for i in range(n):
+                am[k, i] = max(am[k, i], max(abs(al[r * cols + k, i]), abs(au[r * cols + k, i])))
+    for m in range(rows):
+        for k in range(cols):
+            lo = gl[m * cols + k]
+            hi = gu[m * cols + k]
+            for i in range(n):
+                e = factor * (dm[m, i] * am[k, i]) + floor
+                lo[i] -= e
+                hi[i] += e
+
+
+def add_outer_point(
+    d: np.ndarray, a: np.ndarray, grid: FixedPoint, bad: np.ndarray, target: np.ndarray, sums: Sums
+) -> None:
+    """Nominal sums of a weight seen at one position; ``d`` ``(M, n)`` on the grid's scale, ``a`` ``(K, n)``."""
+    _outer_point(d, a, grid.limit, bad, target, sums.lower)
+
+
+def add_outer(
+    d: Interval, a: Interval, grid: FixedPoint, bad: np.ndarray, target: np.ndarray, sums: Sums
+) -> None:
+    """Natural interval products of a weight seen at one position."""
+    tail = (grid.limit, bad, grid.unit, target, sums.lower, sums.upper, sums.top_lower, sums.top_upper)
+    if a.lower is a.upper:
+        _outer_known(d.lower, d.upper, a.lower, *tail)
+    else:
+        _outer_interval(d.lower, d.upper, a.lower, a.upper, *tail)
+
+
+def add_dense_point(g: np.ndarray, grid: FixedPoint, bad: np.ndarray, target: np.ndarray, sums: Sums) -> None:
+    """Nominal sums of per-record gradients ``(F, n)`` on the grid's scale."""
+    _dense_point(g, grid.limit, bad, target, sums.lower)
+
+
+def add_dense(g: Interval, grid: FixedPoint, bad: np.ndarray, target: np.ndarray, sums: Sums) -> None:
+    """Interval sums of per-record gradients ``(F, n)`` on the grid's scale."""
+    tail = (grid.limit, bad, grid.unit, target, sums.lower, sums.upper, sums.top_lower, sums.top_upper)
+    _dense_interval(g.lower, g.upper, *tail)
+
+
+def outer_point(d: np.ndarray, a: np.ndarray, positions: int) -> np.ndarray:
+    """Per-record gradients ``(M*K, n)`` of a weight seen at several positions."""
+    g = np.empty((d.shape[0] // positions * (a.shape[0] // positions), d.shape[1]))
+    _materialise_point(d, a, positions, g)
+    return g
+
+
+def outer_interval(d: Interval, a: Interval, positions: int, products: str, ladder: float) -> Interval:
+    """Bounds of ``outer_point`` over boxes."""
+    shape = (d.lower.shape[0] // positions * (a.lower.shape[0] // positions), d.lower.shape[1])
+    g = Interval(np.empty(shape), np.empty(shape))
+    kernel = _materialise_natural if products == "natural" else _materialise_midpoint_radius
+    kernel(*d, *a, positions, *g)
+    if ladder > 0.0:
+        terms = positions + 2 if products == "natural" else 4 * positions + 12
+        factor = ladder * terms * UNIT_ROUNDOFF * positions
+        # Products on the grid's scale below 2^-1000 are far under half a quantum: the floor is a whole quantum's 2^-40.
+        _widen_outer(*d, *a, positions, factor, ladder * 2.0**-40, *g)
+    return g

@@ -1,0 +1,90 @@
+"""A training window as a value: what is to be bounded, and nothing about how.
+
+Every backend is a function from a window to boxes.  None of them knows of files, progress bars or privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.ir import Graph
+from models.losses import Loss
+
+ADJACENCIES = ("replace-one", "zero-out")
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step: the public slots of its batch (int64, no duplicates) and its public learning rate."""
+
+    batch: np.ndarray
+    learning_rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The private records: features ``(F, R)`` and prepared targets ``(O, R)``, float64, one column a filled slot.
+
+    Slots ``R .. slots-1`` are empty: their gradient is zero.
+    """
+
+    features: np.ndarray
+    targets: np.ndarray
+    slots: int
+
+    @property
+    def filled(self) -> int:
+        return self.features.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """The nominal parameters ``(P,)`` and one box a radius: ``lower`` and ``upper`` ``(K, P)``, float64.
+
+    The box of radius 0 is the nominal point; it is not among the ``K`` rows unless 0 is among the radii.
+    """
+
+    nominal: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+    @classmethod
+    def point(cls, theta: np.ndarray, radii: int) -> Boxes:
+        """Every radius at the same point: where training starts."""
+        return cls(theta.copy(), np.tile(theta, (radii, 1)), np.tile(theta, (radii, 1)))
+
+    @property
+    def width(self) -> np.ndarray:
+        """Mean width over the parameters, ``(K,)``."""
+        return (self.upper - self.lower).mean(axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """``F`` steps of clipped gradient training from given boxes.
+
+    Step: ``theta' = contraction * theta - (rate / normaliser) * sum_{i in batch} clip(gradient of record i)``, the clip
+    elementwise to ``[-clip, clip]``.  ``radii`` are numbers of records of the batch that may differ (ascending).
+    Public: everything but ``records`` and ``boxes``, which are private.
+    """
+
+    graph: Graph
+    loss: Loss
+    records: Records
+    steps: tuple[Step, ...]
+    boxes: Boxes
+    radii: tuple[int, ...]
+    clip: float
+    contraction: float
+    normaliser: int
+    adjacency: str = "replace-one"
+
+    def __post_init__(self):
+        if self.adjacency not in ADJACENCIES:
+            raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {self.adjacency!r}")
+        if not (np.isfinite(self.clip) and self.clip > 0.0):
+            raise ValueError(f"clip must be finite and positive, got {self.clip}")
+        if list(self.radii) != sorted(set(self.radii)) or (self.radii and self.radii[0] < 0):
+            raise ValueError(f"radii must ascend from 0 or more, got {self.radii}")
