@@ -9,7 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.ops.base import LIBRARY, Interval, Op, interval_product, laddered, rounded, switched
+from models.ops.base import (
+    LIBRARY,
+    Interval,
+    Op,
+    gated,
+    gated_interval,
+    interval_product,
+    laddered,
+    rounded,
+    switched,
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,10 @@ class Relu(_Unary):
         return Interval(np.maximum(args[0].lower, 0.0), np.maximum(args[0].upper, 0.0))
 
     def backward(self, adjoint, args, out, needed):
-        return (np.where(args[0] > 0.0, adjoint, 0.0),)
+        return (gated(adjoint, args[0], 0.0, np.inf),)
 
     def backward_interval(self, adjoint, args, out, needed, ladder):
-        x = args[0]
-        return (switched(adjoint, x.lower > 0.0, x.upper > 0.0),)
+        return (gated_interval(adjoint, args[0], 0.0, np.inf),)
 
 
 @dataclass(frozen=True)
@@ -94,13 +103,10 @@ class Clip(_Unary):
         return Interval(self.forward([args[0].lower]), self.forward([args[0].upper]))
 
     def backward(self, adjoint, args, out, needed):
-        return (np.where((args[0] > self.low) & (args[0] < self.high), adjoint, 0.0),)
+        return (gated(adjoint, args[0], self.low, self.high),)
 
     def backward_interval(self, adjoint, args, out, needed, ladder):
-        x = args[0]
-        surely = (x.lower > self.low) & (x.upper < self.high)
-        possibly = (x.upper > self.low) & (x.lower < self.high)
-        return (switched(adjoint, surely, possibly),)
+        return (gated_interval(adjoint, args[0], self.low, self.high),)
 
 
 @dataclass(frozen=True)

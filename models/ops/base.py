@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numba import njit
 
 #: Half an ulp of 1.0: the relative error of one rounded operation.
 UNIT_ROUNDOFF = 2.0**-53
@@ -71,6 +72,46 @@ def interval_product(a: Interval, b: Interval, ladder: float) -> Interval:
         lower = np.minimum(np.minimum(corners[0], corners[1]), np.minimum(corners[2], corners[3]))
         upper = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
         return rounded(lower, upper, ladder)
+
+
+@njit(nogil=True, cache=True)
+def _gate(adjoint, x, low, high, out):
+    rows, n = adjoint.shape
+    for f in range(rows):
+        for i in range(n):
+            out[f, i] = adjoint[f, i] if (x[f, i] > low) & (x[f, i] < high) else 0.0
+
+
+@njit(nogil=True, cache=True)
+def _gate_interval(dl, du, xl, xu, low, high, lower, upper):
+    rows, n = dl.shape
+    for f in range(rows):
+        for i in range(n):
+            surely = (xl[f, i] > low) & (xu[f, i] < high)
+            possibly = (xu[f, i] > low) & (xl[f, i] < high)
+            a = dl[f, i]
+            b = du[f, i]
+            c = a if a < 0.0 else 0.0
+            d = b if b > 0.0 else 0.0
+            c = c if possibly else 0.0
+            d = d if possibly else 0.0
+            lower[f, i] = a if surely else c
+            upper[f, i] = b if surely else d
+
+
+def gated(adjoint: np.ndarray, x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """``adjoint`` where ``low < x < high``, else 0; ``x`` may be shared between records."""
+    out = np.empty_like(adjoint)
+    _gate(adjoint, np.broadcast_to(x, adjoint.shape), low, high, out)
+    return out
+
+
+def gated_interval(adjoint: Interval, x: Interval, low: float, high: float) -> Interval:
+    """Bounds of ``gated`` over boxes."""
+    shape = adjoint.lower.shape
+    out = Interval(np.empty(shape), np.empty(shape))
+    _gate_interval(*adjoint, np.broadcast_to(x.lower, shape), np.broadcast_to(x.upper, shape), low, high, *out)
+    return out
 
 
 def switched(adjoint: Interval, surely: np.ndarray, possibly: np.ndarray) -> Interval:
