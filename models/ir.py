@@ -173,7 +173,7 @@ class Graph:
     def evaluate(
         self, features: np.ndarray, theta: np.ndarray | None = None, keep: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """Model output ``(n, O)`` float64 for ``features`` of shape ``(n, *input_shape)`` at ``theta`` (default initial).
+        """Model output ``(n, O)`` float64 for ``features`` ``(n, *input_shape)`` at ``theta`` (default initial).
 
         With ``keep`` every computed node's value by name, each ``(n, F)`` or ``(1, F)`` when shared.
         """

@@ -5,7 +5,7 @@ step, clipped, and the bounds are summed with ``k`` of them given away to an adv
 with the correction that the box is that of radius ``k``; Theorem B of the audit for property (M)):
 
 * replace-one: lower sum = (sum of the ``b - k`` smallest lower ends) - ``k clip``, upper symmetric;
-* zero-out: lower sum = (sum of the lower ends) - ``k clip``, upper symmetric.
+* zero-out: lower sum = (sum of the lower ends) - ``k clip``, but no less than ``-b clip``; upper symmetric.
 
 Guarantees:
   * the radius-0 box is the nominal run, bit for bit;
@@ -24,6 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from models.ir import Graph
+from models.losses import Loss
 from models.ops import Affine, Constant, Gather, Input, Interval, Parameter
 from models.ops.base import ABSOLUTE, RELATIVE, rounded
 from solvers.gradients import (
@@ -323,14 +324,18 @@ def _kept_sum(heap: np.ndarray, empty: int, spent: int) -> np.ndarray:
 
 def _totals(window: Window, sums: Sums, radius: int, size: int, filled: int, grid: FixedPoint):
     """Integer bounds of the batch's gradient sum when ``radius`` records may differ, as float64 ``(P,)`` pairs."""
-    spent = min(radius, size)
-    lower, upper = sums.lower, sums.upper
+    most = size * grid.unit
     if window.adjacency == "replace-one":
-        lower = lower - _kept_sum(sums.top_lower, size - filled, spent)
-        upper = upper + _kept_sum(sums.top_upper, size - filled, spent)
+        spent = min(radius, size)
+        lower = sums.lower - _kept_sum(sums.top_lower, size - filled, spent) - spent * grid.unit
+        upper = sums.upper + _kept_sum(sums.top_upper, size - filled, spent) + spent * grid.unit
+    else:
+        # Every unit of radius is spent even when it exceeds the batch, or (M) fails there; the batch as a whole
+        # contributes no more than its clip allows.
+        lower = np.maximum(sums.lower - radius * grid.unit, -most)
+        upper = np.minimum(sums.upper + radius * grid.unit, most)
     # Rounding to the grid and the last product err by less than one unit a record: outward, by a public constant.
-    slack = spent * grid.unit + size
-    return (lower - slack).astype(np.float64), (upper + slack).astype(np.float64)
+    return (lower - size).astype(np.float64), (upper + size).astype(np.float64)
 
 
 def _update(window: Window, theta: np.ndarray, total: np.ndarray, factor: float) -> np.ndarray:
@@ -351,7 +356,7 @@ def _update_interval(
 
 def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | None, threads: int) -> Boxes:
     """All radii through one step."""
-    batch = one.batch[one.batch < window.records.filled]
+    batch = window.records.filled(one.batch)
     size, filled = len(one.batch), len(batch)
     grid = FixedPoint.make(window.clip, max(size, 1))
     wide = [j for j, radius in enumerate(window.radii) if radius > 0]
@@ -453,9 +458,14 @@ def output_bounds(
 
 
 def make_records(
-    graph: Graph, loss, features: np.ndarray, targets: np.ndarray, slots: int | None = None
+    graph: Graph,
+    loss: Loss,
+    features: np.ndarray,
+    targets: np.ndarray,
+    slots: int | None = None,
+    present: np.ndarray | None = None,
 ) -> Records:
     """Records from arrays ``(R, *input_shape)`` and ``(R, O)``; raises the loss's TargetError."""
     x = graph.flatten(features)
     y = np.ascontiguousarray(np.asarray(targets, dtype=np.float64).reshape(len(features), -1).T)
-    return Records(x, np.ascontiguousarray(loss.prepare(y, graph.outputs)), slots or x.shape[1])
+    return Records(x, np.ascontiguousarray(loss.prepare(y, graph.outputs)), slots or x.shape[1], present)

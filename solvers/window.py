@@ -25,18 +25,21 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The private records: features ``(F, R)`` and prepared targets ``(O, R)``, float64, one column a filled slot.
+    """The private records: features ``(F, R)`` and prepared targets ``(O, R)``, float64, one column a slot.
 
-    Slots ``R .. slots-1`` are empty: their gradient is zero.
+    ``present`` ``(R,)`` bool says which of these slots are filled (None: all).  Slots ``R .. slots-1`` are empty.
+    An empty slot's gradient is zero.
     """
 
     features: np.ndarray
     targets: np.ndarray
     slots: int
+    present: np.ndarray | None = None
 
-    @property
-    def filled(self) -> int:
-        return self.features.shape[1]
+    def filled(self, batch: np.ndarray) -> np.ndarray:
+        """The slots of ``batch`` that hold a record."""
+        batch = batch[batch < self.features.shape[1]]
+        return batch if self.present is None else batch[self.present[batch]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,10 +46,11 @@ def window(
     adjacency="replace-one",
     theta=None,
     slots=None,
+    present=None,
 ) -> Window:
     """A window from the graph's initial point (or ``theta``)."""
     loss = loss or Squared()
-    records = make_records(graph, loss, np.asarray(features), np.asarray(targets), slots)
+    records = make_records(graph, loss, np.asarray(features), np.asarray(targets), slots, present)
     rates = [rate] * len(batches) if np.isscalar(rate) else rate
     steps = tuple(Step(np.asarray(b, dtype=np.int64), float(r)) for b, r in zip(batches, rates, strict=True))
     return Window(

@@ -191,7 +191,7 @@ class Tanh(_Unary):
 
 @dataclass(frozen=True)
 class Elu(_Unary):
-    """``x`` for ``x > 0``, ``alpha (exp(x) - 1)`` otherwise; ``0 <= alpha <= 1`` (else the derivative is not monotone)."""
+    """``x`` for ``x > 0``, ``alpha (exp(x) - 1)`` otherwise; ``0 <= alpha <= 1`` (a monotone derivative)."""
 
     alpha: float = 1.0
 

@@ -1,0 +1,101 @@
+"""Checkpoints: everything needed to go on after an interruption, bit for bit.
+
+A checkpoint is PRIVATE DATA like the envelope it leads to.  It is written to a temporary file and moved into place,
+so a kill at any moment leaves the previous one or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError, safe_open
+
+from certify.envelope import write_atomically
+from certify.errors import CheckpointError
+
+_KEY = "certdp-checkpoint"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """State after ``step`` steps: nominal ``(P,)``, boxes ``(K, P)``, mean widths ``(step + 1, K)``, seconds so far."""
+
+    step: int
+    nominal: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    widths: np.ndarray
+    seconds: float
+
+
+class CheckpointFile:
+    """One checkpoint on disk, tied to one run.
+
+    ``facts`` are the run's public facts, ``arrays`` everything else that determines its result (data, initial
+    parameters).  They are compared through a digest under a random key kept in the checkpoint itself.
+    """
+
+    def __init__(self, path: str | Path, facts: dict, arrays: list[np.ndarray]):
+        self.path = Path(path)
+        self._facts = json.dumps(facts, sort_keys=True)
+        self._arrays = arrays
+        self._salt = os.urandom(32)
+        self._digest: str | None = None
+
+    def _identity(self, salt: bytes) -> str:
+        mac = hmac.new(salt, self._facts.encode(), hashlib.sha256)
+        for array in self._arrays:
+            mac.update(str(array.shape).encode())
+            mac.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
+        return mac.hexdigest()
+
+    def save(self, state: Checkpoint) -> None:
+        if self._digest is None:
+            self._digest = self._identity(self._salt)
+        metadata = {
+            "step": state.step,
+            "seconds": state.seconds,
+            "salt": self._salt.hex(),
+            "identity": self._digest,
+        }
+        tensors = {
+            "nominal": state.nominal,
+            "lower": state.lower,
+            "upper": state.upper,
+            "widths": state.widths,
+        }
+        tensors = {name: np.ascontiguousarray(value, dtype=np.float64) for name, value in tensors.items()}
+        write_atomically(self.path, safetensors.numpy.save(tensors, {_KEY: json.dumps(metadata)}))
+
+    def load(self) -> Checkpoint:
+        """The saved state; raises CheckpointError when it is missing, damaged or of another run."""
+        if not self.path.exists():
+            raise CheckpointError(f"{self.path}: there is no checkpoint to resume from; run without --resume")
+        try:
+            with safe_open(self.path, "numpy") as file:
+                metadata = json.loads(file.metadata()[_KEY])
+                state = Checkpoint(
+                    int(metadata["step"]),
+                    *(file.get_tensor(name) for name in ("nominal", "lower", "upper", "widths")),
+                    float(metadata["seconds"]),
+                )
+            salt, identity = bytes.fromhex(metadata["salt"]), metadata["identity"]
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: damaged checkpoint ({error}); delete it and run again") from error
+        if not hmac.compare_digest(identity, self._identity(salt)):
+            raise CheckpointError(
+                f"{self.path}: checkpoint of another run (model, data, recipe or radii differ); "
+                "restore them, or delete the checkpoint and run again"
+            )
+        self._salt, self._digest = salt, identity
+        return state
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,235 @@
+"""Interval training against enumeration, exact arithmetic and random neighbours.
+
+(S) soundness and (M) monotonicity across neighbours are compared exactly, without any tolerance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from builders import mlp, window
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.losses import Hinge, Huber, Squared
+from models.ops import LeakyRelu, Relu, Sigmoid, Softplus, Tanh
+from solvers import gradients
+from solvers.gradients import FixedPoint
+from solvers.ibp import ibp, output_bounds, public_reach
+
+SLOTS = 4
+UNIVERSE = [None, (-1.0, 1.0), (0.5, -2.0), (2.0, 0.25)]  # an empty slot and three records (x, y)
+SCHEDULES = {
+    "full batch": [range(4)] * 3,
+    "minibatches": [[0, 1], [2, 3], [1, 2], [0, 3]],
+    "overlapping, one of a single slot": [[0, 1, 2], [3], [1, 2, 3]],
+}
+
+
+def train_world(world, graph, batches, radii, **options):
+    present = np.array([r is not None for r in world])
+    features = np.array([[r[0] if r else 0.0] for r in world])
+    targets = np.array([[r[1] if r else 0.0] for r in world])
+    return ibp(window(graph, features, targets, batches, radii, present=present, **options))
+
+
+def distance(a, b, adjacency):
+    """Steps between two data sets: replacing a record is one step, or an emptying and a filling under zero-out."""
+    total = 0
+    for x, y in zip(a, b, strict=True):
+        if x != y:
+            total += 2 if adjacency == "zero-out" and x is not None and y is not None else 1
+    return total
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dims", [(1, 1), (1, 2, 1)], ids=["linear", "relu network"])
+def test_every_small_world_is_sound_and_monotone(dims, schedule, adjacency):
+    """All 256 data sets over a universe of three records and the empty slot, all pairs, all radii."""
+    graph = mlp(dims, seed=1)
+    radii = (0, 1, 2, 3, 4)
+    options = {"adjacency": adjacency, "rate": 0.7, "clip": 0.8, "contraction": 0.95}
+    worlds = list(itertools.product(UNIVERSE, repeat=SLOTS))
+    boxes = {w: train_world(w, graph, SCHEDULES[schedule], radii, **options) for w in worlds}
+    theta = np.array([boxes[w].nominal for w in worlds])
+
+    far = np.array([[distance(w, v, adjacency) for v in worlds] for w in worlds])
+    for i, w in enumerate(worlds):
+        assert (boxes[w].lower[0] == boxes[w].nominal).all() and (boxes[w].upper[0] == boxes[w].nominal).all()
+        for j, k in enumerate(radii):
+            near = theta[far[i] <= k]
+            assert (boxes[w].lower[j] <= near).all() and (near <= boxes[w].upper[j]).all()
+        for v in np.flatnonzero(far[i] == 1):
+            for j in range(len(radii) - 1):
+                assert (boxes[worlds[v]].lower[j + 1] <= boxes[w].lower[j]).all()
+                assert (boxes[w].upper[j] <= boxes[worlds[v]].upper[j + 1]).all()
+
+
+ACTIVATIONS = [Relu, LeakyRelu, Tanh, Sigmoid, Softplus]
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_random_neighbours_nest_exactly_and_stay_inside(seed):
+    """Random networks, losses, products, ties and magnitudes; the neighbour differs in one slot, emptying included."""
+    rng = np.random.default_rng(seed)
+    dims = [2, *rng.integers(1, 4, size=rng.integers(0, 3)), 1]
+    graph = mlp(
+        dims, ACTIVATIONS[rng.integers(5)], seed, products=["natural", "midpoint-radius"][rng.integers(2)]
+    )
+    slots = 9
+    features = np.round(rng.normal(size=(slots, 2)) * 10.0 ** rng.integers(-1, 2), 1)
+    loss = [Squared(), Huber(0.5), Hinge()][rng.integers(3)]
+    draw = (lambda n: rng.choice([-1.0, 1.0], size=(n, 1))) if loss.name == "hinge" else (
+        lambda n: np.round(rng.normal(size=(n, 1)), 1)
+    )
+    targets = draw(slots)
+    batches = [rng.permutation(slots)[: rng.integers(1, slots + 1)] for _ in range(4)]
+    options = {
+        "rate": list(rng.choice([0.05, 0.3, 1.0], size=4)),
+        "clip": float(rng.choice([0.01, 0.3, 5.0])),
+        "contraction": float(rng.choice([1.0, 0.9])),
+        "adjacency": str(rng.choice(["replace-one", "zero-out"])),
+        "loss": loss,
+        "normaliser": 9,
+    }
+    radii = (0, 1, 2, 3, 8, 9)
+    slot = rng.integers(slots)
+    other_features, other_targets = features.copy(), targets.copy()
+    present = np.ones(slots, bool)
+    if options["adjacency"] == "zero-out" or rng.random() < 0.3:
+        present[slot] = False
+    else:
+        other_features[slot] = rng.normal(size=2) * 10.0 ** rng.integers(-2, 4)
+        other_targets[slot] = draw(1)
+    one = ibp(window(graph, features, targets, batches, radii, **options))
+    two = ibp(window(graph, other_features, other_targets, batches, radii, present=present, **options))
+    for a, b in ((one, two), (two, one)):
+        assert (a.lower[1] <= b.nominal).all() and (b.nominal <= a.upper[1]).all()
+        for j in range(len(radii) - 1):
+            low, high = a.lower[j + 1], a.upper[j + 1]
+            if radii[j + 1] == radii[j] + 1:
+                assert (low <= b.lower[j]).all() and (b.upper[j] <= high).all()
+            assert (low <= a.lower[j]).all() and (a.upper[j] <= high).all()
+
+
+def rational_run(features, targets, theta, batches, rate, clip, normaliser):
+    """Clipped training of ``y = w x + b`` in exact rational arithmetic: a second implementation."""
+    w, b = (Fraction(float(t)) for t in theta)
+    rate, clip = Fraction(rate), Fraction(clip)
+    step = Fraction(float(rate / normaliser))
+    for batch in batches:
+        total = [Fraction(0), Fraction(0)]
+        for i in batch:
+            x, y = Fraction(float(features[i, 0])), Fraction(float(targets[i, 0]))
+            residual = 2 * (w * x + b - y)
+            for j, g in enumerate((residual * x, residual)):
+                total[j] += max(-clip, min(clip, g))
+        w, b = w - step * total[0], b - step * total[1]
+    return w, b
+
+
+def test_envelopes_contain_the_exact_rational_run():
+    """Outward rounding: from radius 1 on, the real-number trajectories are inside, those of neighbours too."""
+    rng = np.random.default_rng(5)
+    features, targets = rng.normal(size=(6, 1)), rng.normal(size=(6, 1))
+    batches = [range(6)] * 4
+    graph = mlp((1, 1), seed=2)
+    boxes = ibp(window(graph, features, targets, batches, (0, 1), rate=0.3, clip=0.7))
+    for slot in range(6):
+        for record in [(features[slot, 0], targets[slot, 0]), (3.0, -3.0), (-3.0, -3.0), (0.1, 9.0)]:
+            x, y = features.copy(), targets.copy()
+            x[slot], y[slot] = record
+            exact = rational_run(x, y, graph.initial(), batches, 0.3, 0.7, 6)
+            for j in range(2):
+                assert Fraction(float(boxes.lower[1, j])) <= exact[j] <= Fraction(float(boxes.upper[1, j]))
+    nominal = rational_run(features, targets, graph.initial(), batches, 0.3, 0.7, 6)
+    assert max(abs(Fraction(float(t)) - e) for t, e in zip(boxes.nominal, nominal, strict=True)) < 1e-13
+
+
+def test_envelopes_do_not_depend_on_threads_or_tiles(monkeypatch):
+    rng = np.random.default_rng(0)
+    features, targets = rng.normal(size=(1500, 3)), rng.normal(size=(1500, 1))
+    graph = mlp((3, 5, 1))
+    make = lambda: window(graph, features, targets, [range(1500)] * 3, (0, 1, 7))  # noqa: E731
+    one, two = ibp(make(), threads=1), ibp(make(), threads=3)
+    monkeypatch.setattr("solvers.ibp.TILE", 128)
+    three = ibp(make(), threads=2)
+    for other in (two, three):
+        for a, b in zip((one.nominal, one.lower, one.upper), (other.nominal, other.lower, other.upper), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_sums_equal_a_naive_implementation_in_integers():
+    """Top-k and sums of the compiled kernels against sorting Python integers, ties included."""
+    rng = np.random.default_rng(4)
+    grid = FixedPoint.make(0.37, 3000)
+    g = np.round(rng.normal(size=(2, 512)), 1) * 0.2
+    interval = gradients.Interval(g * grid.scale, (g + 0.05) * grid.scale)
+    sums = gradients.Sums.zeros(2, 5)
+    gradients.add_dense(interval, grid, np.array([3, 4]), np.arange(2), sums)
+    for p in range(2):
+        low = [round(max(-grid.limit, min(grid.limit, v))) for v in interval.lower[p]]
+        high = [round(max(-grid.limit, min(grid.limit, v))) for v in interval.upper[p]]
+        for i in (3, 4):
+            low[i], high[i] = -grid.unit, grid.unit
+        assert sums.lower[p] == sum(low) and sums.upper[p] == sum(high)
+        assert sorted(sums.top_lower[p]) == sorted(low)[-5:]
+        assert sorted(-sums.top_upper[p]) == sorted(high)[:5]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1e-12, 1e12), st.integers(1, 10**7))
+def test_no_record_contributes_more_than_the_clip_and_sums_fit(clip, batch):
+    grid = FixedPoint.make(clip, batch)
+    assert np.log2(grid.scale) == int(np.log2(grid.scale))
+    assert abs(grid.unit - clip * grid.scale) <= 0.5
+    assert batch * (2 * grid.unit + 1) < 2**63 and grid.unit * gradients.TILE <= 2**53
+    assert grid.unit >= 2**30
+
+
+def test_records_that_overflow_contribute_nothing_nominally_and_anything_in_bounds():
+    features = np.array([[1.0], [1e200], [2.0]])
+    targets = np.array([[0.0], [-1e200], [1.0]])
+    graph = mlp((1, 1))
+    graph_theta = [1e150, 0.0]
+    boxes = ibp(window(graph, features, targets, [range(3)], (0, 1, 2), theta=graph_theta, rate=1.0, clip=1.0))
+    assert np.isfinite(boxes.nominal).all() and np.isfinite(boxes.lower).all() and np.isfinite(boxes.upper).all()
+    without = window(
+        graph, features, targets, [range(3)], (0,), theta=graph_theta, rate=1.0, clip=1.0,
+        present=np.array([True, False, True]), normaliser=3,
+    )  # fmt: skip
+    np.testing.assert_array_equal(ibp(without).nominal, boxes.nominal)
+    assert (boxes.lower[1] <= boxes.nominal).all() and (boxes.nominal <= boxes.upper[1]).all()
+
+
+def test_radii_at_or_beyond_the_batch_give_the_public_reach():
+    rng = np.random.default_rng(0)
+    features, targets = rng.normal(size=(5, 2)), rng.normal(size=(5, 1))
+    made = window(mlp((2, 3, 1)), features, targets, [[0, 1], [2, 3, 4], [1, 4]], (3, 4, 5), clip=0.2)
+    boxes, reach = ibp(made), public_reach(made, made.steps)
+    for j in range(3):
+        np.testing.assert_array_equal(boxes.lower[j], reach.lower)
+        np.testing.assert_array_equal(boxes.upper[j], reach.upper)
+
+
+def test_output_bounds_contain_the_outputs_of_every_corner_and_inner_point():
+    rng = np.random.default_rng(8)
+    graph = mlp((2, 3, 2), Tanh)
+    theta = graph.initial()
+    radii = (0, 1, 2)
+    lower = np.array([theta - 0.01 * k for k in radii])
+    upper = np.array([theta + 0.02 * k for k in radii])
+    x = rng.normal(size=(7, 2))
+    low, high = output_bounds(graph, lower, upper, x, radii)
+    assert low.shape == (3, 7, 2)
+    np.testing.assert_array_equal(low[0], graph.evaluate(x))
+    np.testing.assert_array_equal(high[0], graph.evaluate(x))
+    for j, k in enumerate(radii):
+        for _ in range(50):
+            at = graph.evaluate(x, lower[j] + np.round(rng.random(len(theta))) * (upper[j] - lower[j]))
+            assert (low[j] <= at).all() and (at <= high[j]).all(), k
