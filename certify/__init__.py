@@ -15,9 +15,9 @@ _PUBLIC = {
     "load_recipe": "certify.recipe:load",
     "Table": "certify.tables",
     "read_table": "certify.tables",
-    "run": "certify.run",
-    "train": "certify.run",
-    "parse_radii": "certify.run",
+    "run": "certify.driver",
+    "train": "certify.driver",
+    "parse_radii": "certify.driver",
     "guided_attack": "certify.attack",
 }
 

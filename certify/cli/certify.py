@@ -1,0 +1,180 @@
+"""``certdp certify``: from a model, a recipe and a table to an envelope."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.panel import Panel
+from rich.table import Table as RichTable
+
+from certify.cli.console import PRIVATE, err, file_digest, out, progress_bar, seconds
+from certify.envelope import SUFFIX, Envelope, write
+from certify.errors import CertdpError, DataError
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="ONNX file of the regressor; training starts at its weights.")],
+    data: Annotated[Path, typer.Option(help="Table of records: .csv, .csv.gz, .parquet or .npz (private).")],
+    recipe: Annotated[Path, typer.Option(help="Recipe in TOML: every public fact of the training run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help=f"Envelope to write, ending in {SUFFIX} (private).")],
+    target: Annotated[
+        str | None, typer.Option(help="Target column, or several with commas; overrides the recipe.")
+    ] = None,
+    radii: Annotated[
+        str, typer.Option(help="Radii: 0..28, or 0,1,2; 'auto' evaluates on demand (needs --beta and --queries).")
+    ] = "0..16",
+    beta: Annotated[
+        list[float] | None, typer.Option(help="Smoothing to certify for with --radii auto; may be repeated.")
+    ] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="Public inputs the envelope is wanted for, with --radii auto.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Bounding backend.")] = "ibp",
+    frequency: Annotated[
+        str, typer.Option("--F", help="Concretisation frequency: steps a window, or lengths with commas.")
+    ] = "1",
+    threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")] = False,
+    output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
+    data_key: Annotated[
+        Path | None, typer.Option(help="File with a secret key; stores a keyed digest of the data in the envelope.")
+    ] = None,
+) -> None:
+    """Bound training on every neighbouring data set and write an envelope."""
+    from certify.recipe import load
+    from certify.driver import parse_radii, run
+    from certify.tables import read_table
+    from models import read as read_model
+
+    if not output.name.endswith(SUFFIX):
+        raise CertdpError(f"{output}: the name of an envelope ends in {SUFFIX}; add the suffix")
+    if output.parent != Path() and not output.parent.is_dir():
+        raise CertdpError(f"{output}: the folder {output.parent} does not exist; create it or give another path")
+    facts = load(recipe)
+    names = [n.strip() for n in target.split(",")] if target else facts.target.names
+    if names is None and not data.name.lower().endswith(".npz"):
+        raise DataError("target: no target column is given; pass --target or set target.names in the recipe")
+    table = read_table(data, names, facts.features.names)
+    if table.targets is None:
+        raise DataError(f"{data}: holds no target; pass --target, or store an array 'y'")
+    if not data.name.lower().endswith(".npz"):
+        facts = _with_names(facts, table)
+    graph = read_model(model, output=output_name)
+    options = {
+        "backend": backend,
+        "F": _frequency(frequency),
+        "threads": threads,
+        "resume": resume,
+        "model_sha256": file_digest(model),
+        "data_key": data_key.read_bytes() if data_key else None,
+    }
+    checkpoint = output.with_name(output.name.removesuffix(SUFFIX) + ".checkpoint.safetensors")
+    try:
+        with progress_bar("certifying") as update:
+            if radii.strip() == "auto":
+                from privacy.on_demand import certify_on_demand
+
+                if not beta or queries is None:
+                    raise CertdpError("radii: auto needs --beta and --queries, the public inputs to certify for")
+                inputs = read_table(queries, None, facts.features.names or table.feature_names).features
+                envelope = certify_on_demand(
+                    graph, facts, table.features, table.targets, beta, inputs,
+                    checkpoint=checkpoint, progress=update, **options,
+                )  # fmt: skip
+            else:
+                envelope = run(
+                    graph, facts, table.features, table.targets, parse_radii(radii), checkpoint=checkpoint,
+                    progress=lambda done, total, boxes: update(done, total, _note(boxes)), **options,
+                )  # fmt: skip
+    except KeyboardInterrupt:
+        left = f"; {checkpoint} keeps the state, add --resume to go on" if checkpoint.exists() else ""
+        err.print(f"certdp: interrupted{left}")
+        raise typer.Exit(130) from None
+    write(output, envelope)
+    for leftover in checkpoint.parent.glob(checkpoint.name.removesuffix(".safetensors") + "*.safetensors"):
+        leftover.unlink()
+    out.print(summary(envelope, model, data, output))
+
+
+def _with_names(facts, table):
+    """The recipe with the (public) column names written out, so that predictions read the same columns."""
+    from certify.recipe import from_dict
+
+    plain = facts.to_dict()
+    plain["features"]["names"] = list(table.feature_names)
+    plain["target"]["names"] = list(table.target_names)
+    return from_dict(plain, "recipe")
+
+
+def _frequency(text: str) -> int | list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise CertdpError(f"F: found {text!r}; a number of steps, or numbers with commas, is accepted") from None
+    return lengths[0] if len(lengths) == 1 else lengths
+
+
+def _note(boxes) -> str:
+    return f"mean width {boxes.width[-1]:.3g}" if len(boxes.lower) else ""
+
+
+def widths_table(envelope: Envelope, most: int = 12) -> RichTable:
+    """Widths of the boxes by radius; long lists are thinned."""
+    lower, upper = envelope.stacked()
+    shown = range(len(envelope.radii))
+    if len(shown) > most:
+        shown = sorted({int(i) for i in np.linspace(0, len(envelope.radii) - 1, most)})
+    table = RichTable(title="width of the parameter box", title_justify="left")
+    for name in ("radius", "mean", "median", "largest", "sum"):
+        table.add_column(name, justify="right")
+    for j in shown:
+        width = upper[j] - lower[j]
+        numbers = (width.mean(), np.median(width), width.max(), width.sum())
+        table.add_row(str(envelope.radii[j]), *(f"{x:.4g}" for x in numbers))
+    return table
+
+
+def radii_text(radii: tuple[int, ...]) -> str:
+    """Contiguous radii as a range, others as a list."""
+    if list(radii) == list(range(radii[0], radii[-1] + 1)) and len(radii) > 2:
+        return f"{radii[0]}..{radii[-1]}"
+    return ", ".join(map(str, radii))
+
+
+def statements(envelope: Envelope) -> list[tuple[str, str]]:
+    """What the envelope says, for people."""
+    m = envelope.metadata
+    size = sum(int(np.prod(p.shape)) for p in m.parameters)
+    same = {
+        "replace-one": "one slot differs: any record, or none, on either side",
+        "zero-out": "one slot is emptied or filled",
+    }
+    promises = [
+        "sound" if m.capabilities.sound else "[red]not sound[/]",
+        "monotone across neighbours" if m.capabilities.monotone else "[red]not monotone[/]: no private release",
+        m.capabilities.rigour,
+    ]
+    return [
+        ("certified", f"{size} parameters in {len(m.parameters)} tensors after {m.steps} steps"),
+        ("for every data set", f"that differs in up to k of {m.slots} slots, k = {radii_text(m.radii)}"),
+        ("adjacency", f"{m.adjacency} ({same[m.adjacency]}); slots and batches are public and fixed"),
+        ("bounds", f"{m.backend}, {m.capabilities.products} products; {', '.join(promises)}"),
+    ]
+
+
+def summary(envelope: Envelope, model: Path, data: Path, output: Path) -> Panel:
+    """The closing statement: what was certified, under which adjacency, how wide, how long, and that it is private."""
+    from rich.console import Group
+
+    lines = RichTable.grid(padding=(0, 2))
+    for key, value in [
+        ("model", f"{model.name}, trained on {data.name}"),
+        *statements(envelope),
+        ("time", seconds(envelope.metadata.wall_time_s or 0.0)),
+        ("written", f"{output}  {PRIVATE}"),
+    ]:
+        lines.add_row(f"[bold]{key}[/]", value)
+    return Panel(Group(lines, "", widths_table(envelope)), title="certified", expand=False)

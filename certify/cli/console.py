@@ -1,0 +1,54 @@
+"""What the subcommands share: consoles, the progress bar, reading inputs, the notice on private files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from certify.errors import CertdpError
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+PRIVATE = "[bold red]PRIVATE[/] computed from the records; keep it where the records are"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal; raises CertdpError when it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CertdpError(f"{path}: cannot be read ({error.strerror}); give the path of an existing file") from error
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator:
+    """A bar on stderr with the time left; yields a function (done, total, note)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(description, total=None, note="")
+
+        def update(done: int, total: int, note: str = "") -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield update
+
+
+def seconds(value: float) -> str:
+    """A duration for people."""
+    minutes, rest = divmod(int(round(value)), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{value:.1f} s"

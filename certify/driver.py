@@ -1,0 +1,311 @@
+"""The driver: from a model, a recipe and a table to an envelope, window by window.
+
+Which argument is what: the graph, the recipe, the radii, the backend and ``F`` are PUBLIC; features, targets, the
+envelope, the checkpoint and the running time are PRIVATE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from certify import schedule as schedules
+from certify._siblings import require
+from certify.checkpoint import Checkpoint, CheckpointFile
+from certify.envelope import Capabilities, Envelope, Metadata
+from certify.errors import CertdpError, DataError, RadiusError, RecipeError
+from certify.recipe import Recipe
+
+require("models", "solvers")
+
+from models.errors import ModelError  # noqa: E402
+from models.ir import Graph  # noqa: E402
+from models.losses import Loss, TargetError, make_loss  # noqa: E402
+from solvers import BACKENDS, Boxes, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
+
+#: Called after every window with (steps done, steps in all, boxes); boxes are private.
+Progress = Callable[[int, int, Boxes], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Everything a window is cut from: the prepared graph, loss, public schedule and rates, and private records."""
+
+    graph: Graph
+    recipe: Recipe
+    loss: Loss
+    records: Records
+    schedule: schedules.Schedule
+    rates: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return self.schedule.steps
+
+    def step(self, t: int) -> Step:
+        return Step(self.schedule.batch(t), float(self.rates[t]))
+
+    def window(self, start: int, stop: int, boxes: Boxes, radii: Sequence[int]) -> Window:
+        """Steps ``start .. stop - 1`` from ``boxes``."""
+        training = self.recipe.training
+        return Window(
+            graph=self.graph,
+            loss=self.loss,
+            records=self.records,
+            steps=tuple(self.step(t) for t in range(start, stop)),
+            boxes=boxes,
+            radii=tuple(radii),
+            clip=training.clip,
+            contraction=training.contraction,
+            normaliser=self.schedule.normaliser,
+            adjacency=self.recipe.privacy.adjacency,
+        )
+
+    def start(self, radii: Sequence[int]) -> Boxes:
+        return Boxes.point(self.graph.initial(), len(radii))
+
+
+def prepare_graph(graph: Graph, recipe: Recipe) -> Graph:
+    """The graph with the recipe's choice of trainable parameters and interval products."""
+    model = recipe.model
+    if model.trainable is not None or model.frozen:
+        graph = graph.with_trainable(model.trainable, model.frozen)
+    elif not graph.trainable:
+        raise ModelError("the model has no trainable parameter; choose some with the recipe's model.trainable")
+    return graph.with_products(recipe.arithmetic.products)
+
+
+def prepare(graph: Graph, recipe: Recipe, features: np.ndarray, targets: np.ndarray) -> Problem:
+    """Check and join all parts of a run.
+
+    ``features`` ``(R, F)`` or ``(R, *shape)``, ``targets`` ``(R,)`` or ``(R, O)``, both private and in the units of the
+    table; the recipe's public ranges and scalings are applied here.
+    Raises DataError, RecipeError or ModelError.
+    """
+    graph = prepare_graph(graph, recipe)
+    x = recipe.prepare_features(features)
+    y = recipe.prepare_targets(targets)
+    if len(x) != len(y):
+        raise DataError(f"targets: found {len(y)} rows beside {len(x)} rows of features; every record needs both")
+    schedule = schedules.make(recipe, len(x))
+    loss = make_loss(recipe.training.loss, recipe.training.huber_delta)
+    width = int(np.prod(x.shape[1:]))
+    if width != graph.input_features:
+        raise DataError(
+            f"features: the table has {width} values a record, the model takes {graph.input_features} "
+            f"(shape {list(graph.input_shape)}); choose columns with the recipe's features.names"
+        )
+    try:
+        records = make_records(graph, loss, x.reshape(len(x), *graph.input_shape), y, schedule.slots)
+    except TargetError as error:
+        raise DataError(f"targets: {error}") from error
+    return Problem(graph, recipe, loss, records, schedule, recipe.learning_rates(schedule.slots))
+
+
+def parse_radii(text: str) -> tuple[int, ...]:
+    """``"0..28"``, ``"0,1,2"`` or a mixture as ascending radii; 0 is always included.  Raises RadiusError."""
+    radii = {0}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
+        if not match:
+            raise RadiusError(f"radii: found {text!r}; numbers and ranges like 0..28 or 0,1,2,4 are accepted")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise RadiusError(f"radii: found the range {part.strip()!r}, which runs backwards")
+        if last > 10_000_000:
+            raise RadiusError(f"radii: found {last}; a radius is a number of records, at most 10000000")
+        radii.update(range(first, last + 1))
+    return tuple(sorted(radii))
+
+
+def check_radii(radii: Sequence[int], slots: int) -> tuple[int, ...]:
+    """Ascending radii with 0 among them; raises RadiusError for one that is negative or above ``slots``."""
+    wanted = tuple(sorted({0, *(int(k) for k in radii)}))
+    if wanted[0] < 0 or wanted[-1] > slots:
+        raise RadiusError(
+            f"radii: found {wanted[0] if wanted[0] < 0 else wanted[-1]}; "
+            f"a radius is a number of differing records, from 0 to the {slots} slots of the data set"
+        )
+    return wanted
+
+
+def window_lengths(steps: int, concretisation: int | Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges (start, stop) of the windows: ``F`` steps each, or the given lengths with the last repeated."""
+    lengths = [concretisation] if isinstance(concretisation, int) else list(concretisation)
+    if not lengths or any(not isinstance(f, int) or f < 1 for f in lengths):
+        raise RecipeError(f"F: found {concretisation!r}; a window has at least one step")
+    start = 0
+    while start < steps:
+        stop = min(steps, start + lengths[0])
+        yield start, stop
+        start, lengths = stop, lengths[1:] or lengths
+
+
+def run(
+    graph: Graph,
+    recipe: Recipe,
+    features: np.ndarray,
+    targets: np.ndarray,
+    radii: Sequence[int],
+    *,
+    backend: str = "ibp",
+    F: int | Sequence[int] = 1,
+    threads: int | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 20.0,
+    progress: Progress | None = None,
+    model_sha256: str | None = None,
+    data_key: bytes | None = None,
+) -> Envelope:
+    """Bound training on every data set that differs from this one in up to ``k`` records, for all radii in one run.
+
+    ``features``, ``targets``: as for `prepare`, private.  ``radii``: numbers of differing records, 0 is added.
+    ``F``: steps a window, or a list of window lengths.  ``threads``: default all cores; they do not change the result.
+    ``checkpoint``: file to save the state to every ``checkpoint_seconds`` and on interruption; with ``resume`` the run
+    continues from it and gives the result of an uninterrupted run bit for bit.  ``data_key``: secret key for a
+    digest of the data to be stored in the envelope.
+
+    Guarantees (under the recipe's adjacency; THEORY sections 1 and 2):
+      * the radius-0 envelope is the nominal run, bit for bit;
+      * the envelope of radius k contains the parameters trained on every data set that differs in at most k slots;
+      * the envelopes are monotone across neighbours, as computed;
+      * a resumed run equals an uninterrupted one bit for bit.
+
+    Raises DataError, RecipeError, RadiusError, CheckpointError, ModelError.
+    """
+    if backend not in BACKENDS:
+        raise CertdpError(f"backend: found {backend!r}; there are: {', '.join(BACKENDS)}")
+    problem = prepare(graph, recipe, features, targets)
+    radii = check_radii(radii, problem.schedule.slots)
+    windows = list(window_lengths(problem.steps, F))
+    facts = {
+        "recipe": recipe.to_dict(),
+        "radii": list(radii),
+        "backend": backend,
+        "windows": windows,
+        "slots": problem.schedule.slots,
+        "parameters": [[p.name, list(p.shape)] for p in problem.graph.trainable],
+        "nodes": [repr(n) for n in problem.graph.nodes],
+        "model": model_sha256,
+    }
+    frozen = [p.value for p in problem.graph.parameters]
+    arrays = [*frozen, problem.records.features, problem.records.targets]
+    file = CheckpointFile(checkpoint, facts, arrays) if checkpoint is not None else None
+    widths = np.zeros((problem.steps + 1, len(radii)))
+    done, boxes, seconds = 0, problem.start(radii), 0.0
+    if resume:
+        if file is None:
+            raise CertdpError("resume: no checkpoint file is given")
+        saved = file.load()
+        done, seconds = saved.step, saved.seconds
+        boxes = Boxes(saved.nominal, saved.lower, saved.upper)
+        widths[: done + 1] = saved.widths
+    current = (done, boxes)  # replaced as one value, so that an interruption cannot tear it
+    started = last_save = time.monotonic()
+
+    def state() -> Checkpoint:
+        done, boxes = current
+        elapsed = seconds + time.monotonic() - started
+        return Checkpoint(done, boxes.nominal, boxes.lower, boxes.upper, widths[: done + 1], elapsed)
+
+    threads = threads or os.cpu_count() or 1
+    try:
+        for start, stop in windows:
+            if stop <= done:
+                continue
+            boxes = bound(backend, problem.window(start, stop, current[1], radii), threads)
+            widths[start + 1 : stop + 1] = boxes.width
+            current = (stop, boxes)
+            if progress is not None:
+                progress(stop, problem.steps, boxes)
+            if file is not None and time.monotonic() - last_save > checkpoint_seconds:
+                file.save(state())
+                last_save = time.monotonic()
+    except BaseException:
+        # Ctrl-C and failures alike: what has been computed is kept.
+        if file is not None and current[0]:
+            file.save(state())
+        raise
+    if file is not None:
+        file.save(state())
+    return _envelope(problem, current[1], radii, backend, F, widths, state().seconds, model_sha256, data_key)
+
+
+def train(graph: Graph, recipe: Recipe, features: np.ndarray, targets: np.ndarray, threads: int = 1) -> np.ndarray:
+    """The nominal run alone: trained parameters ``(P,)``, private, equal to the radius-0 envelope bit for bit."""
+    problem = prepare(graph, recipe, features, targets)
+    return bound("ibp", problem.window(0, problem.steps, problem.start(()), ()), threads).nominal
+
+
+def reach(graph: Graph, recipe: Recipe, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """The public box ``(P,)`` that holds the trained parameters whatever the data: clipping alone allows no more."""
+    graph = prepare_graph(graph, recipe)
+    nothing = Records(np.zeros((graph.input_features, 0)), np.zeros((graph.outputs, 0)), slots)
+    loss = make_loss(recipe.training.loss, recipe.training.huber_delta)
+    schedule = schedules.make(recipe, slots)
+    problem = Problem(graph, recipe, loss, nothing, schedule, recipe.learning_rates(slots))
+    window = problem.window(0, 0, problem.start(()), ())
+    box = public_reach(window, [problem.step(t) for t in range(problem.steps)])
+    return box.lower, box.upper
+
+
+def _envelope(problem, boxes, radii, backend, F, widths, seconds, model_sha256, data_key) -> Envelope:
+    capabilities = BACKENDS[backend]
+    monotone = capabilities.monotone and problem.loss.monotone and all(n.op.monotone for n in problem.graph.nodes)
+    metadata = Metadata(
+        adjacency=problem.recipe.privacy.adjacency,
+        slots=problem.schedule.slots,
+        radii=radii,
+        parameters=tuple((p.name, p.shape) for p in problem.graph.trainable),
+        backend=backend,
+        capabilities=Capabilities(
+            capabilities.sound,
+            monotone,
+            capabilities.rigour,
+            capabilities.tau,
+            problem.recipe.arithmetic.products,
+        ),
+        concretisation=F if isinstance(F, int) else tuple(F),
+        steps=problem.steps,
+        recipe=problem.recipe.to_dict(),
+        model_sha256=model_sha256,
+        data_hmac=_data_digest(problem.records, data_key) if data_key else None,
+        versions=_versions(),
+        wall_time_s=round(seconds, 3),
+    )
+    split = problem.graph.split
+    return Envelope(
+        metadata,
+        nominal=split(boxes.nominal),
+        lower={k: split(boxes.lower[j]) for j, k in enumerate(radii)},
+        upper={k: split(boxes.upper[j]) for j, k in enumerate(radii)},
+        history=widths,
+    )
+
+
+def _data_digest(records: Records, key: bytes) -> str:
+    mac = hmac.new(key, str((records.features.shape, records.targets.shape)).encode(), hashlib.sha256)
+    mac.update(records.features.astype("<f8").tobytes())
+    mac.update(records.targets.astype("<f8").tobytes())
+    return mac.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("certdp", "numpy", "numba", "onnx"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,91 @@
+"""Pictures of an envelope: width against step and radius, and the certificate staircase.
+
+Every picture shows quantities computed from the records: it is private data and says so in its footer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from certify.envelope import Envelope
+
+_FOOTER = "private: computed from the records"
+
+
+def _figure(columns: int):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, columns, figsize=(6.2 * columns, 4.3), layout="constrained", squeeze=False)
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    return figure, axes[0]
+
+
+def _save(figure, path: Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    figure.text(0.995, 0.005, _FOOTER, ha="right", va="bottom", fontsize=8, color="firebrick")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def plot_widths(envelope: Envelope, path: str | Path) -> Path:
+    """Mean width of the box against the step for some radii, and against the radius at the end."""
+    radii = np.array(envelope.radii)
+    lower, upper = envelope.stacked()
+    final = (upper - lower).mean(axis=1)
+    wide = np.flatnonzero(radii > 0)
+    figure, axes = _figure(2 if envelope.history is not None else 1)
+    right = axes[-1]
+    if envelope.history is not None and len(wide):
+        chosen = wide[np.unique(np.linspace(0, len(wide) - 1, min(6, len(wide))).astype(int))]
+        import matplotlib
+
+        colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, len(chosen)))
+        for j, colour in zip(chosen, colours, strict=True):
+            axes[0].plot(envelope.history[:, j], color=colour, label=f"k = {radii[j]}")
+        axes[0].set_xlabel("training step")
+        axes[0].set_ylabel("mean width of the parameter box")
+        axes[0].set_title("how the envelope grows while training")
+        axes[0].legend(frameon=False, title="radius (records replaced)", ncols=2)
+    right.plot(radii, final, "o-", color="tab:blue", markersize=4)
+    if len(wide):
+        first = radii[wide[0]]
+        right.plot(radii, final[wide[0]] * radii / first, "--", color="grey", label="proportional to the radius")
+        right.legend(frameon=False)
+    right.set_xlabel("radius k (records replaced)")
+    right.set_ylabel("mean width of the parameter box")
+    right.set_title(f"after {envelope.metadata.steps} steps ({envelope.metadata.adjacency})")
+    right.set_ylim(bottom=0.0)
+    return _save(figure, Path(path))
+
+
+def plot_staircase(
+    cross: np.ndarray, ceiling: float | None, beta: float, smooth: float, path: str | Path, what: str
+) -> Path:
+    """The certificate staircase: cross ranges ``A_k`` (``(K,)``), their discount and the smooth bound they give.
+
+    ``what`` names the query.  ``ceiling`` is the public bound, or None where there is none to draw.
+    """
+    figure, (axis,) = _figure(1)
+    k = np.arange(len(cross))
+    capped = cross if ceiling is None else np.minimum(cross, ceiling)
+    discounted = np.exp(-beta * k) * capped
+    axis.stairs(cross, np.arange(len(cross) + 1) - 0.5, color="tab:blue", linewidth=1.6, label="cross range $A_k$")
+    axis.bar(k, discounted, width=0.75, color="tab:orange", alpha=0.75, label=rf"$e^{{-\beta k}}A_k$, $\beta$ = {beta:.3g}")
+    axis.axhline(smooth, color="firebrick", linewidth=1.4, label=f"smooth bound $S$ = {smooth:.4g}")
+    if ceiling is not None and ceiling < 4 * max(cross.max(), smooth):
+        axis.axhline(ceiling, color="black", linestyle=":", label=f"public bound $G$ = {ceiling:.4g}")
+    axis.set_xlabel("distance k from the data set (records)")
+    axis.set_ylabel("how far one more record can move the output")
+    axis.set_title(f"certificate staircase: {what}")
+    axis.legend(frameon=False)
+    axis.set_ylim(bottom=0.0)
+    return _save(figure, Path(path))

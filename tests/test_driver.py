@@ -1,0 +1,238 @@
+"""The driver: nominal run, checkpoints, interruption and resumption, windows, radii, bad input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from builders import mlp
+
+import certify
+from certify.driver import check_radii, parse_radii, prepare, reach, run, train, window_lengths
+from certify.errors import CertdpError, CheckpointError, DataError, RadiusError, RecipeError
+from certify.recipe import loads
+from models.errors import ModelError
+
+RECIPE = """
+[training]
+loss = "squared"
+steps = 9
+clip = 0.2
+contraction = 0.99
+learning_rate = { schedule = "inverse", value = 0.2, decay = 0.1 }
+[batches]
+kind = "shuffled"
+size = 11
+seed = 3
+slots = 40
+[features]
+lower = -2
+upper = 2
+[target]
+scale = 2
+[output]
+lower = -1
+upper = 1
+"""
+
+
+def problem_data(rows=37):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, 3)), rng.normal(size=(rows, 1))
+
+
+def same(a, b):
+    """Two envelopes are equal bit for bit."""
+    assert a.radii == b.radii
+    for k in a.radii:
+        for name in a.nominal:
+            np.testing.assert_array_equal(a.lower[k][name], b.lower[k][name])
+            np.testing.assert_array_equal(a.upper[k][name], b.upper[k][name])
+    np.testing.assert_array_equal(a.history, b.history)
+
+
+def test_the_radius_0_envelope_is_the_nominal_run_bit_for_bit():
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
+    envelope = run(graph, recipe, *problem_data(), radii=[0, 1, 5])
+    theta = train(graph, recipe, *problem_data())
+    lower, upper = envelope.stacked()
+    np.testing.assert_array_equal(lower[0], theta)
+    np.testing.assert_array_equal(upper[0], theta)
+    np.testing.assert_array_equal(graph.join(envelope.nominal), theta)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 8])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stop_after, tmp_path):
+    graph, recipe, file = mlp((3, 4, 1)), loads(RECIPE), tmp_path / "state.safetensors"
+    whole = run(graph, recipe, *problem_data(), radii=range(4))
+
+    def interrupt(done, total, boxes):
+        if done == stop_after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(graph, recipe, *problem_data(), radii=range(4), checkpoint=file, progress=interrupt)
+    assert file.stat().st_mode & 0o077 == 0
+    steps = []
+    again = run(
+        graph, recipe, *problem_data(), radii=range(4), checkpoint=file, resume=True,
+        progress=lambda done, total, boxes: steps.append(done),
+    )  # fmt: skip
+    assert steps[0] == stop_after + 1
+    same(whole, again)
+
+
+def test_a_killed_process_resumes_bit_for_bit(tmp_path):
+    """SIGKILL in the middle of a run that saves after every window."""
+    code = f"""
+        import sys, time
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from test_driver import RECIPE, mlp, loads, problem_data, run
+        run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=range(4), checkpoint="state.safetensors",
+            checkpoint_seconds=0.0, progress=lambda *a: (print(a[0], flush=True), time.sleep(0.2)))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if int(line) >= 4:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
+    steps = []
+    again = run(
+        graph, recipe, *problem_data(), radii=range(4), checkpoint=tmp_path / "state.safetensors", resume=True,
+        progress=lambda done, total, boxes: steps.append(done),
+    )  # fmt: skip
+    assert 3 < steps[0] < 9
+    same(run(graph, recipe, *problem_data(), radii=range(4)), again)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    graph, recipe, file = mlp((3, 4, 1)), loads(RECIPE), tmp_path / "state.safetensors"
+    run(graph, recipe, *problem_data(), radii=range(4), checkpoint=file)
+    features, targets = problem_data()
+    other = features.copy()
+    other[5, 1] += 1e-9
+    resume = {"checkpoint": file, "resume": True}
+    with pytest.raises(CheckpointError, match="another run"):
+        run(graph, recipe, other, targets, radii=range(4), **resume)
+    with pytest.raises(CheckpointError, match="another run"):
+        run(graph, recipe, features, targets, radii=range(5), **resume)
+    with pytest.raises(CheckpointError, match="another run"):
+        run(mlp((3, 4, 1), seed=1), recipe, features, targets, radii=range(4), **resume)
+    with pytest.raises(CheckpointError, match="another run"):
+        run(graph, loads(RECIPE.replace("0.99", "0.98")), features, targets, radii=range(4), **resume)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match="damaged"):
+        run(graph, recipe, features, targets, radii=range(4), **resume)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        run(graph, recipe, features, targets, radii=range(4), **resume)
+
+
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
+    graph, recipe, file = mlp((3, 4, 1)), loads(RECIPE), tmp_path / "state.safetensors"
+    run(graph, recipe, *problem_data(), radii=range(2), checkpoint=file)
+    before = file.read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises((OSError, CertdpError)):
+        run(graph, recipe, *problem_data(), radii=range(2), checkpoint=file)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("frequency", [1, 4, 9, 100, [2, 3]])
+def test_the_windows_change_nothing_for_interval_bounds(frequency):
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
+    one = run(graph, recipe, *problem_data(), radii=range(3))
+    other = run(graph, recipe, *problem_data(), radii=range(3), F=frequency)
+    np.testing.assert_array_equal(one.stacked()[0], other.stacked()[0])
+
+
+def test_window_lengths():
+    assert list(window_lengths(5, 2)) == [(0, 2), (2, 4), (4, 5)]
+    assert list(window_lengths(6, [1, 3])) == [(0, 1), (1, 4), (4, 6)]
+    for bad in (0, [], [1, 0]):
+        with pytest.raises(RecipeError, match="F:"):
+            list(window_lengths(5, bad))
+
+
+def test_radii_are_read_and_checked():
+    assert parse_radii("0..3") == (0, 1, 2, 3)
+    assert parse_radii("5, 2..3") == (0, 2, 3, 5)
+    for bad in ("", "1..", "3..1", "a", "-1", "1.5", "0..99999999999"):
+        with pytest.raises(RadiusError, match="radii"):
+            parse_radii(bad)
+    assert check_radii([2, 1], 2) == (0, 1, 2)
+    with pytest.raises(RadiusError, match="40 slots"):
+        run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=range(42))
+
+
+def test_the_public_reach_contains_every_run_and_every_envelope():
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
+    lower, upper = reach(graph, recipe, 40)
+    low, high = run(graph, recipe, *problem_data(), radii=range(0, 41, 8)).stacked()
+    assert (lower <= low).all() and (high <= upper).all()
+    np.testing.assert_array_equal(lower, low[-1])
+    sizes = np.array([11, 11, 11, 7, 11, 11, 11, 7, 11])  # the normaliser stays 11 for an epoch's short batch
+    widest = 0.2 * (sizes / 11 * recipe.learning_rates(40) * 0.99 ** np.arange(8, -1, -1)).sum()
+    np.testing.assert_allclose(upper - graph.initial() * 0.99**9, widest, rtol=1e-9)
+
+
+def test_the_normaliser_is_the_nominal_batch_size_and_empty_slots_train_nothing():
+    graph = mlp((1, 1))
+    text = '[training]\nloss="squared"\nsteps=1\nclip=1.0\nlearning_rate={schedule="constant",value=1.0}\n'
+    recipe = loads(text + "[batches]\nslots=4\n")
+    theta = train(graph, recipe, [[1.0]], [[1e6]])
+    np.testing.assert_allclose(theta, graph.initial() + 0.25)
+
+
+def test_bad_data_is_refused_with_one_sentence():
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
+    features, targets = problem_data()
+    for bad in (np.nan, np.inf):
+        broken = features.copy()
+        broken[3, 1] = bad
+        with pytest.raises(DataError):
+            run(graph, recipe, broken, targets, radii=[1])
+    with pytest.raises(DataError, match="rows"):
+        run(graph, recipe, features, targets[:-1], radii=[1])
+    with pytest.raises(DataError, match="model takes 3"):
+        run(graph, recipe, features[:, :2], targets, radii=[1])
+    with pytest.raises(DataError, match="outputs needs"):
+        run(graph, recipe, features, np.hstack([targets, targets]), radii=[1])
+    with pytest.raises(DataError, match="slots"):
+        run(graph, recipe, *problem_data(41), radii=[1])
+    with pytest.raises(CertdpError, match="backend"):
+        run(graph, recipe, features, targets, radii=[1], backend="guess")
+    with pytest.raises(ModelError, match="matches no parameter"):
+        run(graph, loads(RECIPE + '[model]\ntrainable = ["nothing*"]\n'), features, targets, radii=[1])
+    with pytest.raises(DataError, match="-1 and 1"):
+        prepare(graph, loads(RECIPE.replace('"squared"', '"hinge"')), features, targets)
+
+
+def test_frozen_parameters_stay_and_the_data_digest_needs_a_key():
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE + '[model]\nfrozen = ["w0", "b0"]\n')
+    envelope = run(graph, recipe, *problem_data(), radii=[1], data_key=b"secret")
+    assert [p.name for p in envelope.parameters] == ["w1", "b1"]
+    other = run(graph, recipe, *problem_data(), radii=[1], data_key=b"other")
+    assert envelope.metadata.data_hmac != other.metadata.data_hmac
+    assert run(graph, recipe, *problem_data(), radii=[1]).metadata.data_hmac is None
+
+
+def test_envelopes_survive_the_file(tmp_path):
+    envelope = run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=range(3))
+    path = tmp_path / "run.envelope.safetensors"
+    certify.write_envelope(path, envelope)
+    same(envelope, certify.read_envelope(path))
