@@ -1,18 +1,19 @@
 """From query bounds per radius to a beta-smooth upper bound of the local sensitivity.
 
 Sources: Nissim, Raskhodnikova, Smith 2007 (smooth sensitivity, k from 0); Ghitu & Wicker, Theorem IV.2 (cross
-range), with the corrections listed in docs/privacy.md. Adjacency: whatever relation the envelope covers; radius
-`k` counts differing record slots.
+range), with the corrections listed in docs/privacy.md. Adjacency: whatever relation the envelope covers;
+radius `k` counts differing record slots.
 
 The proof needs two properties of the envelope, soundness (S) and monotonicity across neighbours (M):
-`T_k(D) is inside T_{k+1}(D')` for all neighbours. Then `A_k(D) <= A_{k+1}(D')`, and for any public weights with
-`w_0 = 1` and `w_k <= e^beta w_{k+1}` the number `max_k w_k min(A_k, G)` is beta-smooth and at least the local
-sensitivity. Here `w_k = exp(-min(beta k, 600))`: the cap keeps every weight a normal float64 and keeps the inequality.
+`T_k(D) is inside T_{k+1}(D')` for all neighbours. Then `A_k(D) <= A_{k+1}(D')`, and for any public weights
+with `w_0 = 1` and `w_k <= e^beta w_{k+1}` the number `max_k w_k min(A_k, G)` is beta-smooth and at least the
+local sensitivity. Here `w_k = exp(-min(beta k, 600))`: the cap keeps every weight a normal float64 and keeps
+the inequality.
 
-Rounding. Every operation rounds up and is monotone in its argument, so (M) survives it exactly. What is left is the
-relative error of the weights and of one product: the returned `S` satisfies `S_exact <= S <= (1 + TAU) S_exact`. So
-`S` is exactly `(beta + log1p(TAU))`-smooth; `calibration` calibrates for `beta + 2 log1p(TAU)`, which also pays for
-the division in the noise scale.
+Rounding. Every operation rounds up and is monotone in its argument, so (M) survives it exactly. What is left
+is the relative error of the weights and of one product: the returned `S` satisfies `S_exact <= S <= (1 + TAU)
+S_exact`. So `S` is exactly `(beta + log1p(TAU))`-smooth; `calibration` calibrates for `beta + 2 log1p(TAU)`,
+which also pays for the division in the noise scale.
 
 Everything returned here is PRIVATE: it is computed from the data.
 """
@@ -32,7 +33,7 @@ SMALLEST_CEILING = 2.0**-100
 
 
 def subtract_up(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """`a - b` in float64, rounded towards plus infinity (Knuth's error term decides); monotone in both arguments."""
+    """`a - b` in float64, rounded towards plus infinity (Knuth's error term decides); monotone."""
     a, b = np.asarray(a, np.float64), -np.asarray(b, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         s = a + b
@@ -44,29 +45,35 @@ def subtract_up(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def cross_ranges(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """One-dimensional cross ranges of consecutive radii.
 
-    `lower`, `upper`: float (K+1, ...), bounds of the query over `T_0 .. T_K`, already clipped to the public range.
-    Returns float64 (K, ...): entry `k` is `max(upper[k+1] - lower[k], upper[k] - lower[k+1])`, rounded up.
+    `lower`, `upper`: float (K+1, ...), bounds of the query over `T_0 .. T_K`, already clipped to the public
+    range. Returns float64 (K, ...), rounded up: entry `k` is `max(upper[k+1] - lower[k], upper[k] - lower[k+1])`.
 
     Guarantees:
-    * cross range bounds local sensitivity: entry 0 is at least `|f(D) - f(D')|` for every neighbour `D'` (by (S));
+    * cross range bounds local sensitivity: entry 0 is at least `|f(D) - f(D')|` for every neighbour (by (S));
     * cross ranges are monotone across neighbours: entry `k` of `D` is at most entry `k+1` of `D'` (by (M)).
 
-    Errors: PrivacyError for shapes that differ, fewer than two radii, NaN, or a lower bound above its upper bound.
+    Errors: PrivacyError for shapes that differ, fewer than two radii, NaN, or bounds out of order.
     """
     lower, upper = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
     if lower.shape != upper.shape or lower.ndim < 1 or lower.shape[0] < 2:
-        raise PrivacyError(f"query bounds have shapes {lower.shape} and {upper.shape}; "
-                           "give two equal shapes with at least radii 0 and 1 on the first axis")
+        raise PrivacyError(
+            f"query bounds have shapes {lower.shape} and {upper.shape}; "
+            "give two equal shapes with at least radii 0 and 1 on the first axis"
+        )
     if not np.all(lower <= upper):
-        raise PrivacyError("query bounds: a lower bound is above its upper bound or is NaN; "
-                           "the envelope or its query evaluation is broken, recompute it")
+        raise PrivacyError(
+            "query bounds: a lower bound is above its upper bound or is NaN; "
+            "the envelope or its query evaluation is broken, recompute it"
+        )
     if np.any(np.isposinf(lower)) or np.any(np.isneginf(upper)):
-        raise PrivacyError("query bounds: an interval lies at infinity; clip the bounds to the public output range")
+        raise PrivacyError(
+            "query bounds: an interval lies at infinity; clip the bounds to the public output range"
+        )
     return np.maximum(subtract_up(upper[1:], lower[:-1]), subtract_up(upper[:-1], lower[1:]))
 
 
 def sum_outputs(cross: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Cross range of an l1 query: the sum of nonnegative `cross` over its output `axis`, each addition rounded up."""
+    """Cross range of an l1 query: `cross` summed over its output `axis`, each addition rounded up."""
     columns = np.moveaxis(np.asarray(cross, np.float64), axis, 0)
     total = np.zeros(columns.shape[1:])
     for column in columns:
@@ -78,21 +85,25 @@ def check_ceiling(ceiling, shape: tuple[int, ...]) -> np.ndarray:
     """Broadcast the public ceiling `G` to the queries' `shape`; it must be finite and at least 2^-100."""
     ceiling = np.broadcast_to(np.asarray(ceiling, np.float64), shape)
     if not np.all((ceiling >= SMALLEST_CEILING) & np.isfinite(ceiling)):
-        raise PrivacyError("ceiling: an entry is not finite or below 2^-100; give the public width of the output range "
-                           "or the public per-query diameter, which is positive")
+        raise PrivacyError(
+            "ceiling: an entry is not finite or below 2^-100; give the public width of the output range "
+            "or the public per-query diameter, which is positive"
+        )
     return ceiling
 
 
 def check_beta(beta: float) -> float:
-    """`beta` must be 0 (then S is the ceiling) or at least 2^-40, so that the weights decrease in float64 too."""
+    """`beta` must be 0 (then S is the ceiling) or at least 2^-40, so that float64 weights decrease too."""
     beta = float(beta)
     if not (beta == 0.0 or SMALLEST_BETA <= beta < math.inf):
-        raise PrivacyError(f"beta: {beta!r} is not 0 or a finite number of at least 2^-40; choose a larger beta")
+        raise PrivacyError(
+            f"beta: {beta!r} is not 0 or a finite number of at least 2^-40; choose a larger beta"
+        )
     return beta
 
 
 def weight(beta: float, k: int) -> float:
-    """Upper bound of `exp(-min(beta k, 600))`, at most 1, nonincreasing in `k`, relative error below 2^-41."""
+    """Upper bound of `exp(-min(beta k, 600))`, at most 1, nonincreasing in `k`, relative error < 2^-41."""
     if k == 0 or beta == 0.0:
         return 1.0
     return min(1.0, math.exp(-min(beta * k, LARGEST_EXPONENT)) * (1.0 + 2.0**-42))
@@ -104,19 +115,21 @@ def discounted(values: np.ndarray, w: float) -> np.ndarray:
 
 
 def require_contiguous(radii) -> None:
-    """Raise RadiusError unless `radii` is 0, 1, ..., K: back-filling a gap is not smooth (THEORY section 3)."""
+    """Raise RadiusError unless `radii` is 0, 1, ..., K: back-filling a gap is not smooth."""
     radii = [int(k) for k in radii]
     if radii != list(range(len(radii))):
-        raise RadiusError(f"radii: {_short(radii)} is not 0, 1, ..., K without gaps, and filling gaps breaks smoothness; "
-                          "use smooth_bound_indexed (discount per index) or dense.dense_from_sparse")
+        raise RadiusError(
+            f"radii: {_short(radii)} is not 0, 1, ..., K without gaps, and filling gaps breaks smoothness; "
+            "use smooth_bound_indexed (discount per index) or dense.dense_from_sparse"
+        )
 
 
 def smooth_bound(cross: np.ndarray, ceiling, beta: float, radii=None) -> np.ndarray:
     """The dense smooth bound `max(max_{k<K} e^{-beta k} min(A_k, G), e^{-beta K} G)`, per query.
 
-    `cross`: (K, *Q) cross ranges `A_0 .. A_{K-1}`, from `cross_ranges` over contiguous radii 0..K (pass `radii` to have
-    that checked). `ceiling`: public `G`, broadcastable to `*Q`, at least the global sensitivity of every query.
-    `beta`: public, 0 or at least 2^-40. Returns float64 (*Q,), PRIVATE.
+    `cross`: (K, *Q) cross ranges `A_0 .. A_{K-1}`, from `cross_ranges` over contiguous radii 0..K (pass
+    `radii` to have that checked). `ceiling`: public `G`, broadcastable to `*Q`, at least the global
+    sensitivity of every query. `beta`: public, 0 or at least 2^-40. Returns float64 (*Q,), PRIVATE.
 
     Guarantees (given (S) and (M), over the adjacency of the envelope):
     * bound is at least local sensitivity: `|f(D) - f(D')| <= min(S(D), S(D'))`;
@@ -125,13 +138,17 @@ def smooth_bound(cross: np.ndarray, ceiling, beta: float, radii=None) -> np.ndar
     """
     cross = np.asarray(cross, np.float64)
     if cross.ndim < 1 or cross.shape[0] < 1 or not np.all(cross >= 0.0):
-        raise PrivacyError("cross: needs at least one radius on the first axis and no negative or NaN entry; "
-                           "take it from cross_ranges")
+        raise PrivacyError(
+            "cross: needs at least one radius on the first axis and no negative or NaN entry; "
+            "take it from cross_ranges"
+        )
     if radii is not None:
         require_contiguous(radii)
         if len(radii) != cross.shape[0] + 1:
-            raise RadiusError(f"radii: {len(radii)} radii do not belong to {cross.shape[0]} cross ranges; "
-                              "K cross ranges come from K+1 radii")
+            raise RadiusError(
+                f"radii: {len(radii)} radii do not belong to {cross.shape[0]} cross ranges; "
+                "K cross ranges come from K+1 radii"
+            )
     beta = check_beta(beta)
     ceiling = check_ceiling(ceiling, cross.shape[1:])
     best = discounted(ceiling, weight(beta, cross.shape[0]))
@@ -143,15 +160,17 @@ def smooth_bound(cross: np.ndarray, ceiling, beta: float, radii=None) -> np.ndar
 def smooth_bound_indexed(cross: np.ndarray, ceiling, beta: float, radii) -> np.ndarray:
     """Smooth bound from a sparse list `0 = m_0 < m_1 < ... < m_r`, discounted per INDEX (not per radius).
 
-    `cross`: (r, *Q), entry `i` the cross range of `T_{m_i}` and `T_{m_{i+1}}` (`cross_ranges` over the stored radii).
-    `radii` must be public and fixed before the run. Looser than the dense bound, never unsound:
+    `cross`: (r, *Q), entry `i` the cross range of `T_{m_i}` and `T_{m_{i+1}}` (`cross_ranges` over the stored
+    radii). `radii` must be public and fixed before the run. Looser than the dense bound, never unsound:
     `T_{m_i}(D)` lies in `T_{m_{i+1}}(D')`, so entry `i` of `D` is at most entry `i+1` of `D'`.
 
     Guarantees: those of `smooth_bound`.
     """
     radii = [int(k) for k in radii]
     if radii[:1] != [0] or any(b <= a for a, b in zip(radii, radii[1:], strict=False)):
-        raise RadiusError(f"radii: {_short(radii)} does not start at 0 and increase strictly; sort and complete the list")
+        raise RadiusError(
+            f"radii: {_short(radii)} does not start at 0 and increase strictly; sort and complete the list"
+        )
     return smooth_bound(cross, ceiling, beta, radii=range(len(radii)))
 
 

@@ -3,12 +3,15 @@
 `scale` is the noise scale (smooth bound over `a`), `centre` the value it is added to.
 """
 
+import math
+
 import numpy as np
 from scipy import integrate, stats
 
 
 def cauchy_epsilon(centre, scale, centre2, scale2):
-    """sup of |log density ratio| of two Cauchy laws, by the critical points of the ratio (quadratic), not by arcosh."""
+    """sup of |log density ratio| of two Cauchy laws, by the critical points of the ratio (quadratic), not by
+    arcosh."""
     # d/dy [ln(s^2 + (y-f)^2) - ln(t^2 + (y-g)^2)] = 0 is a quadratic in y, with x = y - f and h = g - f.
     h, s, t = centre2 - centre, scale, scale2
     roots = np.roots([-h, h * h + t * t - s * s, h * s * s]) if h else np.array([0.0])
@@ -17,37 +20,43 @@ def cauchy_epsilon(centre, scale, centre2, scale2):
     return float(max(np.max(np.abs(ratio)), abs(np.log(s / t))))
 
 
+def _laplace_mass(low, high, centre, scale):
+    """P(low < Y < high) of Lap(centre, scale), accurate in both tails."""
+    a, b = (low - centre) / scale, (high - centre) / scale
+    if b <= 0:
+        return 0.5 * math.exp(b) * -math.expm1(a - b)
+    if a >= 0:
+        return 0.5 * math.exp(-a) * -math.expm1(a - b)
+    return 1.0 - 0.5 * math.exp(a) - 0.5 * math.exp(-b)
+
+
 def laplace_delta(epsilon, centre, scale, centre2, scale2):
-    """Hockey stick of Lap(centre, scale) over Lap(centre2, scale2): exact masses where the ratio exceeds e^epsilon."""
+    """Hockey stick of Lap(centre, scale) over Lap(centre2, scale2): masses of the set where the ratio is
+    above e^epsilon."""
 
     def excess(y):
-        return (
-            (np.log(scale2 / scale) - np.abs(y - centre) / scale) + np.abs(y - centre2) / scale2 - epsilon
-        )
+        return math.log(scale2 / scale) - abs(y - centre) / scale + abs(y - centre2) / scale2 - epsilon
 
     kinks = sorted([centre, centre2])
-    far = 1e4 * max(scale, scale2) + abs(centre - centre2)
-    edges, total = [kinks[0] - far, *kinks, kinks[1] + far], 0.0
-    cuts = [-np.inf, *kinks, np.inf]
+    far = 1e4 * max(scale, scale2) + kinks[1] - kinks[0]
+    edges = [kinks[0] - far, *kinks, kinks[1] + far]
+    cuts = [-math.inf, *kinks, math.inf]
     for a, b in zip(edges, edges[1:], strict=False):
         va, vb = excess(a), excess(b)
         if va * vb < 0:
             cuts.append(a + (b - a) * va / (va - vb))
-    cuts = sorted(cuts)
-    p, q = stats.laplace(centre, scale), stats.laplace(centre2, scale2)
+    cuts.sort()
+    total = 0.0
     for a, b in zip(cuts, cuts[1:], strict=False):
-        middle = np.clip((max(a, edges[0]) + min(b, edges[-1])) / 2, edges[0], edges[-1])
-        if excess(middle) > 0:
-            tail = middle > centre
-            mass = (p.sf(a) - p.sf(b)) if tail else (p.cdf(b) - p.cdf(a))
-            tail = middle > centre2
-            other = (q.sf(a) - q.sf(b)) if tail else (q.cdf(b) - q.cdf(a))
-            total += mass - np.exp(epsilon) * other
-    return max(float(total), 0.0)
+        if b > a and excess((max(a, edges[0]) + min(b, edges[-1])) / 2) > 0:
+            other = _laplace_mass(a, b, centre2, scale2)
+            total += _laplace_mass(a, b, centre, scale) - math.exp(epsilon) * other
+    return max(total, 0.0)
 
 
 def loss_over_region(a, beta, family, epsilon, steps=41):
-    """Worst epsilon (Cauchy) or delta at `epsilon` (Laplace), both directions, over `|f-f'| <= a`, `s' <= e^beta`."""
+    """Worst epsilon (Cauchy) or delta at `epsilon` (Laplace), both directions, over `|f-f'| <= a`, `s' <=
+    e^beta`."""
     worst = 0.0
     for ratio in np.exp(np.linspace(0.0, beta, steps)):
         for shift in a * np.linspace(0.0, 1.0, 9):

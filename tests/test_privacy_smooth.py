@@ -23,7 +23,8 @@ def test_subtraction_rounds_up(a, b):
 
 
 def paths(seed, length, count):
-    """Random functions on a path of data sets (neighbours: adjacent), with their exact envelopes for radii 0..length."""
+    """Random functions on a path of data sets (neighbours: adjacent), with their exact envelopes for radii
+    0..length."""
     values = np.round(np.random.default_rng(seed).normal(size=(count, length)) * 8) / 8
     for f in values:
         lower = np.array([[f[max(0, i - k) : i + k + 1].min() for i in range(length)] for k in range(length + 1)])

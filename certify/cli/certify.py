@@ -44,8 +44,8 @@ def command(
     ] = None,
 ) -> None:
     """Bound training on every neighbouring data set and write an envelope."""
-    from certify.recipe import load
     from certify.driver import parse_radii, run
+    from certify.recipe import load
     from certify.tables import read_table
     from models import read as read_model
 
@@ -126,7 +126,7 @@ def widths_table(envelope: Envelope, most: int = 12) -> RichTable:
     lower, upper = envelope.stacked()
     shown = range(len(envelope.radii))
     if len(shown) > most:
-        shown = sorted({int(i) for i in np.linspace(0, len(envelope.radii) - 1, most)})
+        shown = sorted({0, 1, *(int(i) for i in np.linspace(2, len(envelope.radii) - 1, most - 2))})
     table = RichTable(title="width of the parameter box", title_justify="left")
     for name in ("radius", "mean", "median", "largest", "sum"):
         table.add_column(name, justify="right")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,8 +29,14 @@ def file_digest(path: Path) -> str:
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator:
-    """A bar on stderr with the time left; yields a function (done, total, note)."""
+def progress_bar(description: str) -> Iterator[Callable[..., None]]:
+    """Progress on stderr with the time left: a bar in a terminal, a line every ten seconds elsewhere.
+
+    Yields a function of (steps done, steps in all, note).
+    """
+    if not err.is_terminal:
+        yield _Lines(description)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -46,6 +54,25 @@ def progress_bar(description: str) -> Iterator:
             bar.update(task, completed=done, total=total, note=note)
 
         yield update
+
+
+class _Lines:
+    """Progress as lines, for logs."""
+
+    def __init__(self, description: str):
+        self.description = description
+        self.first: tuple[float, int] | None = None
+        self.said = -math.inf
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        if self.first is None or done < self.first[1]:
+            self.first = (now, done)
+        start, first = self.first
+        if now - self.said > 10.0:
+            self.said = now
+            left = f", about {seconds((now - start) / (done - first) * (total - done))} left" if done > first else ""
+            err.print(f"{self.description}: {done} of {total} steps{left}", soft_wrap=True)
 
 
 def seconds(value: float) -> str:

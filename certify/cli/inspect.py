@@ -85,10 +85,9 @@ def _certificate(envelope: Envelope, model: Path | None, data: Path | None):
     if model is None:
         lower, upper = envelope.stacked()
         return "all parameters (sum of coordinates)", cross_ranges(lower, upper).sum(axis=1, keepdims=True), None
-    from privacy.query import Query
-
     from certify.tables import read_table
     from models import read as read_model
+    from privacy.query import Query
 
     query = Query.make(envelope, read_model(model))
     rows = query.prepare(read_table(data, None, query.feature_names).features)
