@@ -5,8 +5,8 @@
 Every figure is CPU time of one thread (``time.process_time``), the median of several repetitions, each measurement in
 a process of its own; memory is that process's peak resident set.  Nominal training is measured in the same run in two
 ways: by this product (the radius-0 run) and by PyTorch (``torch.func.vmap`` of ``grad``, elementwise clip, sum;
-float64, one thread) where torch is installed.  Data are standard normal with a fixed seed; nothing depends on their values but
-the number of terms that enter the top-k selection.
+float64, one thread) where torch is installed.  Data are standard normal with a fixed seed; nothing depends on their
+values but the number of terms that enter the top-k selection.
 """
 
 from __future__ import annotations

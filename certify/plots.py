@@ -30,7 +30,7 @@ def _figure(columns: int):
 def _save(figure, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
-    figure.text(0.995, 0.005, _FOOTER, ha="right", va="bottom", fontsize=8, color="firebrick")
+    figure.suptitle(_FOOTER, x=0.995, ha="right", fontsize=8, color="firebrick")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
@@ -75,14 +75,20 @@ def plot_staircase(
     ``what`` names the query.  ``ceiling`` is the public bound, or None where there is none to draw.
     """
     figure, (axis,) = _figure(1)
-    k = np.arange(len(cross))
     capped = cross if ceiling is None else np.minimum(cross, ceiling)
-    discounted = np.exp(-beta * k) * capped
-    axis.stairs(cross, np.arange(len(cross) + 1) - 0.5, color="tab:blue", linewidth=1.6, label="cross range $A_k$")
-    axis.bar(k, discounted, width=0.75, color="tab:orange", alpha=0.75, label=rf"$e^{{-\beta k}}A_k$, $\beta$ = {beta:.3g}")
+    discounted = np.exp(-beta * np.arange(len(cross))) * capped
+    # Distances whose discounted range is a small part of the largest decide nothing and would dwarf the rest.
+    shown = int(np.flatnonzero(discounted >= 0.1 * discounted.max())[-1]) + 2
+    cross, discounted = cross[:shown], discounted[:shown]
+    k = np.arange(len(cross))
+    label = rf"discounted, $e^{{-\beta k}}A_k$ with $\beta$ = {beta:.3g}"
+    axis.bar(k, discounted, width=0.8, color="tab:orange", alpha=0.8, label=label)
+    edges = np.append(k, len(k)) - 0.5
+    axis.stairs(cross, edges, baseline=None, color="tab:blue", linewidth=1.8, label="cross range $A_k$")
     axis.axhline(smooth, color="firebrick", linewidth=1.4, label=f"smooth bound $S$ = {smooth:.4g}")
-    if ceiling is not None and ceiling < 4 * max(cross.max(), smooth):
+    if ceiling is not None and ceiling < 2 * max(cross.max(), smooth):
         axis.axhline(ceiling, color="black", linestyle=":", label=f"public bound $G$ = {ceiling:.4g}")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("distance k from the data set (records)")
     axis.set_ylabel("how far one more record can move the output")
     axis.set_title(f"certificate staircase: {what}")

@@ -37,7 +37,7 @@ def certify_on_demand(
     The dense family ``max_k exp(-beta k) min(A_k, G)`` over *all* radii is evaluated by branch and bound; what it
     skips provably cannot attain the maximum, so the value is the dense one and smooth.  ``beta``: one or several
     public smoothings; they are recorded, and predictions from this envelope use exactly these.
-    ``queries``: public inputs ``(M, F)`` in table units.  ``options``: those of `certify.run.run`.
+    ``queries``: public inputs ``(M, F)`` in table units.  ``options``: those of `certify.driver.run`.
     Which radii were computed depends on the data and is private, as is the running time.
 
     Guarantee: the smooth bound from this envelope equals that of the envelope with every radius.

@@ -85,6 +85,7 @@ def compare(folder: Path, features: np.ndarray, values: np.ndarray, chosen: np.n
         f"  the exact model errs by                                   {1e5 * model_error:>9,.0f}  (mean)\n"
         f"  the private model, epsilon = 1 a prediction, errs by      {1e5 * private_error:>9,.0f}  (mean)\n"
         f"  privacy moves a prediction by                             {1e5 * cost[3]:>9,.0f}  (median)\n"
+        f"      (Cauchy noise: one prediction in sixteen moves by more than ten times that)\n"
         f"  noise for the worst case over all data sets would move it {1e5 * ceiling * np.log(2):>9,.0f}  (median)\n"
         f"Each released prediction costs epsilon = {guarantee['epsilon_per_release']:g}; the {HOMES} above cost "
         f"{guarantee['epsilon']:g} together ({guarantee['adjacency']}).\n"
@@ -110,20 +111,21 @@ def picture(path, exact, private, budgets, cost, model_error) -> None:
     )
     right.plot(budgets, 1e5 * np.array(cost), "o-", color="tab:orange", label="privacy moves a prediction by (median)")
     right.axhline(1e5 * model_error, linestyle="--", color="grey", label="the exact model errs by (mean)")
-    right.set(xscale="log", yscale="log", xlabel="epsilon of one prediction", ylabel="dollars", title="what privacy costs")
+    right.set(xscale="log", yscale="log", xlabel="epsilon of one prediction", ylabel="dollars")
+    right.set_title("what privacy costs")
     right.set_xticks(budgets, [f"{b:g}" for b in budgets])
     right.legend(frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    figure.text(0.995, 0.005, "private: uses the exact model", ha="right", va="bottom", fontsize=8, color="firebrick")
+    figure.suptitle("private: uses the exact model", x=0.995, ha="right", fontsize=8, color="firebrick")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("out/california"), help="folder for everything that is made")
+    parser.add_argument("--output", type=Path, default=Path("out/california"), help="folder for what is made")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
