@@ -6,7 +6,26 @@ import numpy as np
 
 from models.ir import Graph, Node, ParameterInfo
 from models.losses import Loss, Squared
-from models.ops import Affine, Input, Parameter, Relu
+from models.ops import (
+    Abs,
+    Add,
+    Affine,
+    Clip,
+    Concat,
+    Elu,
+    Gather,
+    Input,
+    LeakyRelu,
+    Mul,
+    Neg,
+    Parameter,
+    Relu,
+    SegmentSum,
+    Sigmoid,
+    Softplus,
+    Sub,
+    Tanh,
+)
 from solvers.ibp import make_records
 from solvers.window import Boxes, Step, Window
 
@@ -65,3 +84,71 @@ def window(
         normaliser or max(len(b) for b in batches),
         adjacency,
     )
+
+
+def random_graph(rng, inputs=3, products="natural") -> Graph:
+    """A random graph: skip connections, shared weights, transposed weights, positions, products of activations."""
+    parameters: list[ParameterInfo] = []
+    nodes = [Node("x", Input(inputs))]
+    sizes = [inputs]
+    wide: list[int] = [0]  # per-record nodes that may be read again
+
+    def put(op, *at):
+        nodes.append(Node(f"n{len(nodes)}", op, tuple(at)))
+        sizes.append(op.features([sizes[i] for i in at]))
+        return len(nodes) - 1
+
+    def parameter(*shape, reuse=False):
+        """A leaf that reads a parameter; sometimes one that is read elsewhere already."""
+        same = [p for p in parameters if p.shape == shape]
+        if same and (reuse or rng.random() < 0.3):
+            name = same[rng.integers(len(same))].name
+        else:
+            name = f"p{len(parameters)}"
+            trainable = not parameters or rng.random() < 0.8
+            parameters.append(ParameterInfo(name, rng.normal(size=shape) * 0.7, trainable))
+        return put(Parameter(int(np.prod(shape)), name))
+
+    def affine(at, rows, positions=1):
+        cols = sizes[at] // positions
+        weight = parameter(rows, cols)
+        if rng.random() < 0.3:  # a transposed weight: a permutation of the parameter
+            weight = put(Gather(np.arange(rows * cols).reshape(cols, rows).T.ravel(), rows * cols), weight)
+        bias = [parameter(rows)] if rng.random() < 0.7 else []
+        return put(Affine(rows, cols, positions, products), at, weight, *bias)
+
+    unary = [Relu(), LeakyRelu(0.1), Tanh(), Sigmoid(), Softplus(), Elu(), Abs(), Clip(-0.8, 0.9), Neg()]
+    for _ in range(rng.integers(2, 7)):
+        at = wide[rng.integers(len(wide))]
+        size = sizes[at]
+        kind = rng.integers(8)
+        if kind <= 1:
+            made = affine(at, int(rng.integers(1, 4)))
+        elif kind == 2 and size % 2 == 0:
+            made = affine(at, int(rng.integers(1, 3)), 2)
+        elif kind == 3:
+            made = put(unary[rng.integers(len(unary))], at)
+        elif kind == 4:  # arithmetic with another node of this size, or with a parameter
+            same = [i for i in wide if sizes[i] == size]
+            other = same[rng.integers(len(same))] if rng.random() < 0.6 else parameter(size)
+            made = put([Add(), Sub(), Mul()][rng.integers(3)], at, other)
+        elif kind == 5:
+            made = put(Gather(rng.integers(-1, size, size=rng.integers(1, 5)), size), at)
+        elif kind == 6:
+            other = wide[rng.integers(len(wide))]
+            made = put(Concat((size, sizes[other])), at, other)
+        else:
+            made = put(SegmentSum(rng.integers(-1, size, size=(rng.integers(1, 4), 2)), size), at)
+        wide.append(made)
+    out = affine(wide[-1], int(rng.integers(1, 3)))
+    if not any(p.trainable for p in parameters):
+        parameters[-1] = ParameterInfo(parameters[-1].name, parameters[-1].value, True)
+    graph = Graph(tuple(nodes), out, (inputs,), tuple(parameters))
+    reads = {graph.nodes[i].op.name for i in graph.needed if isinstance(graph.nodes[i].op, Parameter)}
+    kept = tuple(p for p in parameters if p.name in reads)
+    if not any(p.trainable for p in kept):
+        kept = tuple(ParameterInfo(p.name, p.value, True) for p in kept)
+    live = [i for i in range(len(nodes)) if i in graph.needed]
+    place = {i: j for j, i in enumerate(live)}
+    nodes = tuple(Node(nodes[i].name, nodes[i].op, tuple(place[j] for j in nodes[i].inputs)) for i in live)
+    return Graph(nodes, place[out], (inputs,), kept)

@@ -13,9 +13,9 @@ from builders import mlp
 
 from certify import attack
 from certify.attack import Direction, EnvelopeViolation, Query, attack_report, guided_attack, random_attack
+from certify.driver import Problem, prepare, run
 from certify.errors import RadiusError
 from certify.recipe import from_dict
-from certify.driver import Problem, prepare, run
 from models.ops import Tanh
 from solvers import Boxes, bound, ibp, output_bounds
 from solvers.ibp import Plan, step

@@ -12,8 +12,8 @@ import pytest
 from builders import mlp, window
 
 from certify.attack import Direction, EnvelopeViolation, attack_report, guided_attack
-from certify.recipe import from_dict
 from certify.driver import prepare
+from certify.recipe import from_dict
 from models.losses import Loss
 from models.ops.base import Interval, rounded
 from solvers.ibp import Plan, ibp, step

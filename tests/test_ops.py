@@ -60,7 +60,7 @@ CASES = {
     "Affine at positions": (Affine(3, 2, 2), (4, 6, 3)),
     "Affine midpoint-radius": (Affine(3, F, 1, "midpoint-radius"), (F, 3 * F, 3)),
 }
-SHARED = {"Affine": (1, 2), "Affine without bias": (1,), "Affine at positions": (1, 2), "Affine midpoint-radius": (1, 2)}
+SHARED = {name: (1, 2) for name in ("Affine", "Affine without bias", "Affine at positions", "Affine midpoint-radius")}
 cases = pytest.mark.parametrize("name", CASES)
 seeds = given(st.integers(0, 2**32 - 1))
 quick = settings(max_examples=40, deadline=None)
