@@ -25,8 +25,8 @@ from typing import Protocol
 
 import numpy as np
 
-from certify.errors import CertdpError, RadiusError
 from certify.driver import Problem
+from certify.errors import CertdpError, RadiusError
 from models.ir import Graph
 from solvers import Boxes, Records
 from solvers.gradients import FixedPoint
