@@ -6,6 +6,9 @@ result of every sampled point; a wider box one rung up the ladder contains a nar
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -164,6 +167,63 @@ def test_wider_boxes_one_rung_up_contain_narrower_ones_exactly(name, seed):
     for small, large, at in zip(narrow, wide, lowest, strict=True):
         assert (large.lower <= small.lower).all() and (small.upper <= large.upper).all()
         assert (small.lower <= at).all() and (at <= small.upper).all()
+
+
+def exactly(value):
+    return np.vectorize(Fraction, otypes=[object])(value)
+
+
+def exact_affine(args):
+    x, weight, bias = (exactly(a) for a in args)
+    return weight.reshape(3, F) @ x + bias
+
+
+RATIONAL = {
+    "Add": lambda args: exactly(args[0]) + exactly(args[1]),
+    "Sub": lambda args: exactly(args[0]) - exactly(args[1]),
+    "Mul": lambda args: exactly(args[0]) * exactly(args[1]),
+    "Div": lambda args: exactly(args[0]) / exactly(args[1]),
+    "LeakyRelu": lambda args: np.maximum(exactly(args[0]), Fraction(0.2) * exactly(args[0])),
+    "SegmentSum": lambda args: np.array([exactly(args[0])[row[row >= 0]].sum(axis=0) for row in POOLED]),
+    "Affine": exact_affine,
+    "Affine midpoint-radius": exact_affine,
+}
+
+
+def decimal_function(function):
+    """A scalar function in 50 decimal digits, for arrays."""
+
+    def one(value):
+        with localcontext() as context:
+            context.prec = 50
+            return Fraction(function(Decimal(float(value))))
+
+    return lambda args: np.vectorize(one, otypes=[object])(args[0])
+
+
+TRANSCENDENTAL = {
+    "Sigmoid": decimal_function(lambda v: 1 / (1 + (-v).exp())),
+    "Tanh": decimal_function(lambda v: 1 - 2 / (1 + (2 * v).exp())),
+    "Softplus": decimal_function(lambda v: (1 + v.exp()).ln()),
+    "Elu": decimal_function(lambda v: v if v > 0 else Decimal(0.7) * (v.exp() - 1)),
+}
+
+
+@pytest.mark.parametrize("name", [*RATIONAL, *TRANSCENDENTAL])
+def test_outward_rounding_contains_the_exact_real_result(name):
+    """A point's bounds at radius 1 against exact arithmetic, and without the ladder they miss it somewhere."""
+    rng = np.random.default_rng(11)
+    op, _ = CASES[name]
+    missed = False
+    for _ in range(60):
+        args = [np.clip(b.lower, -30.0, 30.0) for b in random_boxes(rng, name)]
+        boxes = [Interval(a, a) for a in args]
+        exact = {**RATIONAL, **TRANSCENDENTAL}[name](args)
+        bound = op.forward_interval(boxes, 2.0)
+        assert (exactly(bound.lower) <= exact).all() and (exact <= exactly(bound.upper)).all()
+        bare = op.forward_interval(boxes, 0.0)
+        missed |= bool((exactly(bare.lower) > exact).any() or (exact > exactly(bare.upper)).any())
+    assert missed, "rounding never showed: the test would not notice a missing ladder"
 
 
 @cases
