@@ -166,6 +166,25 @@ def test_envelopes_contain_the_exact_rational_run(case):
             assert inside(x, y)
 
 
+def test_rounding_inside_the_gradients_is_covered():
+    """Neighbours that attain a bound exactly but for rounding, where residuals are differences of large numbers."""
+    theta, rate, clip, slots = [0.3, -0.7], 1e-3, 0.5, 6
+    graph = mlp((1, 1))
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        features = 1e5 + rng.normal(size=(slots, 1))
+        targets = features * theta[0] + theta[1] + 1e-6 * rng.normal(size=(slots, 1))
+        boxes = ibp(window(graph, features, targets, [range(slots)], (0, 1), theta=theta, rate=rate, clip=clip))
+        gradient = 2 * (features * theta[0] + theta[1] - targets)[:, 0]
+        # Replacing the least gradient by the clip, or the greatest by its negative, attains the ends.
+        for slot, record in ((gradient.argmin(), (9.0, -99.0)), (gradient.argmax(), (9.0, 99.0))):
+            x, y = features.copy(), targets.copy()
+            x[slot], y[slot] = record
+            exact = rational_run(x, y, theta, [range(slots)], rate, clip, slots, 1.0)
+            for j in range(2):
+                assert Fraction(float(boxes.lower[1, j])) <= exact[j] <= Fraction(float(boxes.upper[1, j]))
+
+
 def test_envelopes_do_not_depend_on_threads_or_tiles(monkeypatch):
     rng = np.random.default_rng(0)
     features, targets = rng.normal(size=(1500, 3)), rng.normal(size=(1500, 1))
