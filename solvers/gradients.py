@@ -24,6 +24,7 @@ _BITS = 44
 #: ``(v + _MAGIC) - _MAGIC`` rounds ``|v| < 2^51`` to the nearest integer.
 _MAGIC = 1.5 * 2.0**52
 _NONE = -(2.0**62)
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -130,28 +131,36 @@ def _sum_and_count_below(values, n, threshold):
 
 
 @njit(nogil=True, cache=True)
+def _keep_largest(values, n, sign, heap):
+    """Push every ``sign * values[i]`` above the heap's smallest; blocks without any are skipped at vector speed."""
+    for start in range(0, n, _BLOCK):
+        stop = min(n, start + _BLOCK)
+        smallest = heap[0]
+        count = 0
+        for i in range(start, stop):
+            count += 1 if sign * values[i] > smallest else 0
+        if count > 0:
+            for i in range(start, stop):
+                v = sign * values[i]
+                if v > heap[0]:
+                    _push(heap, v)
+
+
+@njit(nogil=True, cache=True)
 def _finish(lo, hi, n, bad, unit, p, lower, upper, top_lower, top_upper):
     """Add one parameter's rounded terms of a tile to its sums and heaps."""
     for i in bad:
         lo[i] = -unit
         hi[i] = unit
     keep = top_lower.shape[1]
-    threshold = top_lower[p, 0] if keep > 0 else np.inf
-    total, count = _sum_and_count(lo, n, threshold)
+    total, count = _sum_and_count(lo, n, top_lower[p, 0] if keep > 0 else np.inf)
     lower[p] += np.int64(total)
     if count > 0:
-        heap = top_lower[p]
-        for i in range(n):
-            if lo[i] > heap[0]:
-                _push(heap, lo[i])
-    threshold = -top_upper[p, 0] if keep > 0 else -np.inf
-    total, count = _sum_and_count_below(hi, n, threshold)
+        _keep_largest(lo, n, 1.0, top_lower[p])
+    total, count = _sum_and_count_below(hi, n, -top_upper[p, 0] if keep > 0 else -np.inf)
     upper[p] += np.int64(total)
     if count > 0:
-        heap = top_upper[p]
-        for i in range(n):
-            if -hi[i] > heap[0]:
-                _push(heap, -hi[i])
+        _keep_largest(hi, n, -1.0, top_upper[p])
 
 
 @njit(nogil=True, cache=True)

@@ -292,6 +292,18 @@ def test_loss_gradient_is_the_derivative_of_its_value(name):
         np.testing.assert_allclose(loss.gradient(p, y)[f], numeric, rtol=1e-5, atol=1e-5)
 
 
+def test_the_kernel_for_known_inputs_gives_the_bits_of_the_general_one():
+    rng = np.random.default_rng(0)
+    for cols in range(1, 6):
+        x = rng.normal(size=(2 * cols, N))
+        w = Interval(*np.sort(rng.normal(size=(2, 3 * cols, 1)), axis=0))
+        b = Interval(*np.sort(rng.normal(size=(2, 3, 1)), axis=0))
+        known = Affine(3, cols, 2).forward_interval([Interval(x, x), w, b], 2.0)
+        general = Affine(3, cols, 2).forward_interval([Interval(x, x.copy()), w, b], 2.0)
+        np.testing.assert_array_equal(known.lower, general.lower)
+        np.testing.assert_array_equal(known.upper, general.upper)
+
+
 def test_natural_products_are_inside_midpoint_radius_products():
     rng = np.random.default_rng(0)
     x = Interval(*np.sort(rng.normal(size=(2, F, N)), axis=0))

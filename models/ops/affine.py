@@ -75,6 +75,41 @@ def _natural(wl, wu, bl, bu, xl, xu, positions, yl, yu):
 
 
 @njit(nogil=True, cache=True)
+def _natural_known(wl, wu, bl, bu, x, positions, yl, yu):
+    """``_natural`` where the input is known exactly, as in a first layer."""
+    rows, cols = wl.shape
+    n = x.shape[1]
+    for r in range(positions):
+        for m in range(rows):
+            lo = yl[r * rows + m]
+            hi = yu[r * rows + m]
+            lo[:] = bl[m]
+            hi[:] = bu[m]
+            k = 0
+            while k + 1 < cols:
+                a0, b0 = wl[m, k], wu[m, k]
+                a1, b1 = wl[m, k + 1], wu[m, k + 1]
+                x0 = x[r * cols + k]
+                x1 = x[r * cols + k + 1]
+                for i in range(n):
+                    u0 = a0 * x0[i]
+                    v0 = b0 * x0[i]
+                    u1 = a1 * x1[i]
+                    v1 = b1 * x1[i]
+                    lo[i] = (lo[i] + (u0 if u0 < v0 else v0)) + (u1 if u1 < v1 else v1)
+                    hi[i] = (hi[i] + (u0 if u0 > v0 else v0)) + (u1 if u1 > v1 else v1)
+                k += 2
+            if k < cols:
+                a0, b0 = wl[m, k], wu[m, k]
+                x0 = x[r * cols + k]
+                for i in range(n):
+                    u0 = a0 * x0[i]
+                    v0 = b0 * x0[i]
+                    lo[i] += u0 if u0 < v0 else v0
+                    hi[i] += u0 if u0 > v0 else v0
+
+
+@njit(nogil=True, cache=True)
 def _midpoint_radius(wl, wu, bl, bu, xl, xu, positions, yl, yu):
     """Rump's products: centre ``Wc xc``, radius ``|Wc| xr + Wr (|xc| + xr)``; cheaper, up to 1.5 times wider."""
     rows, cols = wl.shape
@@ -150,8 +185,11 @@ def affine_interval(
     y = Interval(
         np.empty((positions * rows, x.lower.shape[1])), np.empty((positions * rows, x.lower.shape[1]))
     )
-    kernel = _natural if products == "natural" else _midpoint_radius
-    kernel(*weight, *bias, *x, positions, *y)
+    if products == "natural" and x.lower is x.upper:
+        _natural_known(*weight, *bias, x.lower, positions, *y)
+    else:
+        kernel = _natural if products == "natural" else _midpoint_radius
+        kernel(*weight, *bias, *x, positions, *y)
     if ladder > 0.0:
         # natural: cols products and cols additions; midpoint-radius: at most four more rounded operations a term.
         terms = cols + 2 if products == "natural" else 4 * cols + 12
