@@ -10,6 +10,7 @@ from importlib import import_module
 _HOMES = {
     "read": "models.reader",
     "inspect": "models.reader",
+    "digest": "models.reader",
     "ModelReport": "models.reader",
     "supported_operators": "models.reader",
     "Graph": "models.ir",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -125,6 +126,20 @@ def load(path: Source) -> onnx.ModelProto:
             raise InvalidModelError(f"the functions of the model cannot be inlined: {error}") from error
     _merge_opsets(model)
     return model
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 (hex) of an ONNX file, and of the external data files it names in their order; ModelError without."""
+    file = Path(path)
+    try:
+        content = file.read_bytes()
+        total = hashlib.sha256(content)
+        entries = [entry for tensor in _parse(content).graph.initializer for entry in tensor.external_data]
+        for where in sorted({entry.value for entry in entries if entry.key == "location"}):
+            total.update((file.parent / where).read_bytes())
+    except OSError as error:
+        raise ModelError(f"{error.filename}: cannot be read ({error.strerror}); give the path of a model") from error
+    return total.hexdigest()
 
 
 def _parse(content: bytes) -> onnx.ModelProto:

@@ -324,3 +324,24 @@ def test_a_fixed_batch_of_skl2onnx_and_its_doubled_opset():
     proto = skl2onnx.convert_sklearn(Ridge().fit(X, Y), initial_types=[("x", FloatTensorType([3, 4]))])
     proto.opset_import.append(onnx.helper.make_opsetid("", proto.opset_import[0].version or 18))
     assert models.read(proto).outputs == 1
+
+
+def test_the_digest_covers_external_data(tmp_path):
+    import onnx
+
+    import models
+
+    weight = onnx.numpy_helper.from_array(np.ones((400, 3), np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["w", "x"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [], [onnx.helper.make_tensor_value_info("y", 1, None)], [weight])
+    path = tmp_path / "m.onnx"
+    onnx.save_model(onnx.helper.make_model(graph), path, save_as_external_data=True, location="m.data")
+    before = models.digest(path)
+    assert before == models.digest(path)
+    content = bytearray((tmp_path / "m.data").read_bytes())
+    content[7] ^= 1
+    (tmp_path / "m.data").write_bytes(content)
+    assert models.digest(path) != before
+    (tmp_path / "m.data").unlink()
+    with pytest.raises(models.ModelError, match="m.data"):
+        models.digest(path)

@@ -10,7 +10,7 @@ import typer
 from rich.panel import Panel
 from rich.table import Table as RichTable
 
-from certify.cli.console import PRIVATE, err, file_digest, out, progress_bar, seconds
+from certify.cli.console import PRIVATE, err, out, progress_bar, seconds
 from certify.envelope import SUFFIX, Envelope, write
 from certify.errors import CertdpError, DataError
 
@@ -47,6 +47,7 @@ def command(
     from certify.driver import parse_radii, run
     from certify.recipe import load
     from certify.tables import read_table
+    from models import digest
     from models import read as read_model
 
     if not output.name.endswith(SUFFIX):
@@ -68,7 +69,7 @@ def command(
         "F": _frequency(frequency),
         "threads": threads,
         "resume": resume,
-        "model_sha256": file_digest(model),
+        "model_sha256": digest(model),
         "data_key": data_key.read_bytes() if data_key else None,
     }
     checkpoint = output.with_name(output.name.removesuffix(SUFFIX) + ".checkpoint.safetensors")

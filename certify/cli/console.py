@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from certify.errors import CertdpError
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 PRIVATE = "[bold red]PRIVATE[/] computed from the records; keep it where the records are"
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal; raises CertdpError when it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise CertdpError(f"{path}: cannot be read ({error.strerror}); give the path of an existing file") from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
-from certify.cli.console import file_digest, out
+from certify.cli.console import out
 from certify.envelope import read, write_atomically
 from certify.errors import EnvelopeError
 
@@ -30,12 +30,13 @@ def command(
 ) -> None:
     """Release private predictions; the CSV and the guarantee beside it are safe to publish."""
     from certify.tables import read_table, write_predictions
+    from models import digest
     from models import read as read_model
     from privacy.query import Query, predict
 
     certified = read(envelope)
     expected = certified.metadata.model_sha256
-    if expected is not None and file_digest(model) != expected:
+    if expected is not None and digest(model) != expected:
         raise EnvelopeError(
             f"{model}: is not the file that {envelope} was made from (their digests differ); give that ONNX file"
         )
