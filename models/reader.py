@@ -134,7 +134,8 @@ def digest(path: str | Path) -> str:
     try:
         content = file.read_bytes()
         total = hashlib.sha256(content)
-        entries = [entry for tensor in _parse(content).graph.initializer for entry in tensor.external_data]
+        with _naming(path):
+            entries = [entry for tensor in _parse(content).graph.initializer for entry in tensor.external_data]
         for where in sorted({entry.value for entry in entries if entry.key == "location"}):
             total.update((file.parent / where).read_bytes())
     except OSError as error:

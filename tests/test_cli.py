@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import certify
@@ -231,10 +232,13 @@ def test_bad_tables_models_and_envelopes_are_refused(folder, capsys):
 
     assert certdp(capsys, *CERTIFY, "--radii", "0..3")[0] == 0
     whole = (folder / "run.envelope.safetensors").read_bytes()
-    (folder / "other.onnx").write_bytes(MODEL.read_bytes() + b"\x00")
+    other = onnx.load(MODEL)
+    other.doc_string = "another file"
     words = [w if w != MODEL else "other.onnx" for w in PREDICT]
-    code, _, err = certdp(capsys, *words, "--epsilon", "1")
-    assert code == 2 and "other.onnx" in err
+    for content in (other.SerializeToString(), MODEL.read_bytes()[:200]):
+        (folder / "other.onnx").write_bytes(content)
+        code, _, err = certdp(capsys, *words, "--epsilon", "1")
+        assert code == 2 and "other.onnx" in err
     for broken in (whole[:-100], whole[:-3] + b"\xff" * 3):
         (folder / "run.envelope.safetensors").write_bytes(broken)
         code, _, err = certdp(capsys, *PREDICT, "--epsilon", "1")
