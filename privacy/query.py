@@ -122,7 +122,8 @@ class Query:
             lower, upper = (end[None] for end in self._reach)
             bounds = output_bounds(self.graph, lower, upper, self._shaped(rows), [self.envelope.metadata.slots])
             width = np.clip(bounds.upper[0], low, high) - np.clip(bounds.lower[0], low, high)
-        return np.nextafter(width, np.inf)
+        # Where clipping makes a prediction the same for all data sets the width is zero; a bound must be positive.
+        return np.maximum(np.nextafter(width, np.inf), 2.0**-40 * (high - low))
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """Released values ``(M, O)`` in target units (post-processing of a release)."""

@@ -260,3 +260,13 @@ def test_recipes_are_explained_and_checked(folder, capsys):
     assert code == 0 and "training.clip" in out
     code, out, _ = certdp(capsys, "recipe", "recipe.toml")
     assert code == 0 and json.loads(out)["training"]["clip"] == 0.2
+
+
+def test_a_prediction_that_is_the_same_for_all_data_sets_is_released(folder, capsys):
+    """The public range lies above everything that training can reach: clipping leaves a constant."""
+    (folder / "recipe.toml").write_text(RECIPE.replace("lower = -2\nupper = 2", "lower = 50\nupper = 60"))
+    assert certdp(capsys, *CERTIFY, "--radii", "0..2")[0] == 0
+    code, _, err = certdp(capsys, *PREDICT, "--epsilon", "1")
+    assert code == 0, err
+    released = np.loadtxt(folder / "released.csv", skiprows=1)
+    np.testing.assert_allclose(released, 50.0, atol=1e-3)
