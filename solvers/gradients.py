@@ -92,6 +92,14 @@ class Sums:
 
 
 @njit(nogil=True, cache=True)
+def _on_grid(v, limit):
+    """Clip, and round to the nearest integer."""
+    v = v if v > -limit else -limit
+    v = v if v < limit else limit
+    return (v + _MAGIC) - _MAGIC
+
+
+@njit(nogil=True, cache=True)
 def _push(heap, value):
     """Replace the smallest element of the heap by a larger value."""
     size = heap.shape[0]
@@ -164,15 +172,6 @@ def _finish(lo, hi, n, bad, unit, p, lower, upper, top_lower, top_upper):
 
 
 @njit(nogil=True, cache=True)
-def _round_clipped(values, n, limit):
-    for i in range(n):
-        v = values[i]
-        v = v if v > -limit else -limit
-        v = v if v < limit else limit
-        values[i] = (v + _MAGIC) - _MAGIC
-
-
-@njit(nogil=True, cache=True)
 def _outer_point(d, a, limit, bad, target, total):
     """One position: gradient of weight ``(m, k)`` is ``d[m] a[k]``; nominal sums."""
     rows, n = d.shape
@@ -183,10 +182,7 @@ def _outer_point(d, a, limit, bad, target, total):
         for k in range(cols):
             ak = a[k]
             for i in range(n):
-                v = dm[i] * ak[i]
-                v = v if v > -limit else -limit
-                v = v if v < limit else limit
-                buffer[i] = (v + _MAGIC) - _MAGIC
+                buffer[i] = _on_grid(dm[i] * ak[i], limit)
             for i in bad:
                 buffer[i] = 0.0
             total[target[m * cols + k]] += np.int64(_sum_and_count(buffer, n, np.inf)[0])
@@ -207,14 +203,8 @@ def _outer_known(dl, du, a, limit, bad, unit, target, lower, upper, top_lower, t
             for i in range(n):
                 s = below[i] * ak[i]
                 t = above[i] * ak[i]
-                u = s if s < t else t
-                v = s if s > t else t
-                u = u if u > -limit else -limit
-                u = u if u < limit else limit
-                v = v if v > -limit else -limit
-                v = v if v < limit else limit
-                lo[i] = (u + _MAGIC) - _MAGIC
-                hi[i] = (v + _MAGIC) - _MAGIC
+                lo[i] = _on_grid(s if s < t else t, limit)
+                hi[i] = _on_grid(s if s > t else t, limit)
             _finish(lo, hi, n, bad, unit, target[m * cols + k], lower, upper, top_lower, top_upper)
 
 
@@ -238,16 +228,10 @@ def _outer_interval(dl, du, al, au, limit, bad, unit, target, lower, upper, top_
                 c3 = above[i] * q[i]
                 u = c0 if c0 < c1 else c1
                 w = c2 if c2 < c3 else c3
-                u = u if u < w else w
+                lo[i] = _on_grid(u if u < w else w, limit)
                 v = c0 if c0 > c1 else c1
                 w = c2 if c2 > c3 else c3
-                v = v if v > w else w
-                u = u if u > -limit else -limit
-                u = u if u < limit else limit
-                v = v if v > -limit else -limit
-                v = v if v < limit else limit
-                lo[i] = (u + _MAGIC) - _MAGIC
-                hi[i] = (v + _MAGIC) - _MAGIC
+                hi[i] = _on_grid(v if v > w else w, limit)
             _finish(lo, hi, n, bad, unit, target[m * cols + k], lower, upper, top_lower, top_upper)
 
 
@@ -256,8 +240,8 @@ def _dense_point(g, limit, bad, target, total):
     rows, n = g.shape
     buffer = np.empty(n)
     for m in range(rows):
-        buffer[:] = g[m]
-        _round_clipped(buffer, n, limit)
+        for i in range(n):
+            buffer[i] = _on_grid(g[m, i], limit)
         for i in bad:
             buffer[i] = 0.0
         total[target[m]] += np.int64(_sum_and_count(buffer, n, np.inf)[0])
@@ -269,10 +253,9 @@ def _dense_interval(gl, gu, limit, bad, unit, target, lower, upper, top_lower, t
     lo = np.empty(n)
     hi = np.empty(n)
     for m in range(rows):
-        lo[:] = gl[m]
-        hi[:] = gu[m]
-        _round_clipped(lo, n, limit)
-        _round_clipped(hi, n, limit)
+        for i in range(n):
+            lo[i] = _on_grid(gl[m, i], limit)
+            hi[i] = _on_grid(gu[m, i], limit)
         _finish(lo, hi, n, bad, unit, target[m], lower, upper, top_lower, top_upper)
 
 
