@@ -33,6 +33,10 @@ from models.ir import Graph  # noqa: E402
 from models.losses import Loss, TargetError, make_loss  # noqa: E402
 from solvers import BACKENDS, Boxes, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
 
+#: Memory that a default choice of F may use, and that any choice may.
+_COMFORTABLE_BYTES = 1 << 30
+_MOST_BYTES = 16 << 30
+
 #: Called after every window with (steps done, steps in all, boxes); boxes are private.
 Progress = Callable[[int, int, Boxes], None]
 
@@ -151,6 +155,35 @@ def window_lengths(steps: int, concretisation: int | Sequence[int]) -> Iterator[
         start, lengths = stop, lengths[1:] or lengths
 
 
+def window_bytes(problem: Problem, length: int, radii: int, threads: int) -> int:
+    """Peak memory that windows of ``length`` steps need beyond the data, by public sizes: two numbers and two ends for
+    each parameter and slot, for as many radii as run side by side."""
+    if length == 1 or problem.recipe.privacy.adjacency != "replace-one":
+        return 0
+    batch = problem.schedule.size
+    slots = min(problem.schedule.slots, length * batch)
+    parameters = sum(p.value.size for p in problem.graph.trainable)
+    return 16 * parameters * (2 * slots + 4 * batch) * min(threads, max(1, radii - 1))
+
+
+def default_frequency(problem: Problem) -> int:
+    """An epoch of minibatches where one radius fits ``_COMFORTABLE_BYTES``, else one step; radii and threads do not
+    matter, since they must not change the result."""
+    epoch = min(problem.steps, problem.schedule.batches_per_epoch)
+    return epoch if window_bytes(problem, epoch, 2, 1) <= _COMFORTABLE_BYTES else 1
+
+
+def check_memory(problem: Problem, windows: list[tuple[int, int]], radii: int, threads: int) -> None:
+    """Raises CertdpError for windows that would need more than ``_MOST_BYTES``."""
+    longest = max((stop - start for start, stop in windows), default=1)
+    need = window_bytes(problem, longest, radii, threads)
+    if need > _MOST_BYTES:
+        raise CertdpError(
+            f"F: windows of {longest} steps need about {need / 2**30:.0f} GiB for {radii} radii on {threads} threads, "
+            f"more than {_MOST_BYTES >> 30} GiB; choose a smaller F or fewer threads"
+        )
+
+
 def run(
     graph: Graph,
     recipe: Recipe,
@@ -159,7 +192,7 @@ def run(
     radii: Sequence[int],
     *,
     backend: str = "ibp",
-    F: int | Sequence[int] = 1,
+    F: int | Sequence[int] | None = None,
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
@@ -171,7 +204,9 @@ def run(
     """Bound training on every data set that differs from this one in up to ``k`` records, for all radii in one run.
 
     ``features``, ``targets``: as for `prepare`, private.  ``radii``: numbers of differing records, 0 is added.
-    ``F``: steps a window, or a list of window lengths.  ``threads``: default all cores; they do not change the result.
+    ``F``: steps a window, or a list of window lengths: in all steps of a window the *same* ``k`` records differ, so
+    longer windows are tighter and cost more.  Default: an epoch of minibatches where memory allows, else one step.
+    ``threads``: default all cores; they do not change the result.
     ``checkpoint``: file to save the state to every ``checkpoint_seconds`` and on interruption; with ``resume`` the run
     continues from it and gives the result of an uninterrupted run bit for bit.  ``data_key``: secret key for a
     digest of the data to be stored in the envelope.
@@ -188,7 +223,10 @@ def run(
         raise CertdpError(f"backend: found {backend!r}; there are: {', '.join(BACKENDS)}")
     problem = prepare(graph, recipe, features, targets)
     radii = check_radii(radii, problem.schedule.slots)
+    threads = threads or os.cpu_count() or 1
+    F = default_frequency(problem) if F is None else F
     windows = list(window_lengths(problem.steps, F))
+    check_memory(problem, windows, len(radii), threads)
     facts = {
         "recipe": recipe.to_dict(),
         "radii": list(radii),
@@ -219,7 +257,6 @@ def run(
         elapsed = seconds + time.monotonic() - started
         return Checkpoint(done, boxes.nominal, boxes.lower, boxes.upper, widths[: done + 1], elapsed)
 
-    threads = threads or os.cpu_count() or 1
     try:
         for start, stop in windows:
             if stop <= done:

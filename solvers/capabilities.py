@@ -27,6 +27,6 @@ BACKENDS: dict[str, BackendCapabilities] = {
         monotone=True,
         rigour="rigorous",
         tau=0.0,
-        summary="interval bound propagation, one step at a time; exact fixed-point sums, outward rounding",
+        summary="interval bound propagation; the same records differ in a window; exact sums, outward rounding",
     ),
 }

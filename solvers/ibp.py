@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +26,8 @@ import numpy as np
 from models.ir import Graph
 from models.losses import Loss
 from models.ops import Affine, Constant, Gather, Input, Interval, Parameter
-from models.ops.base import ABSOLUTE, RELATIVE, rounded
+from models.ops.base import rounded
+from solvers.coupled import coupled, windows
 from solvers.gradients import (
     TILE,
     FixedPoint,
@@ -38,6 +39,7 @@ from solvers.gradients import (
     outer_interval,
     outer_point,
 )
+from solvers.update import update, update_interval
 from solvers.window import Boxes, Records, Step, Window
 
 #: Working set aimed at by a tile, in float64 numbers: about half of a core's second-level cache.
@@ -302,8 +304,7 @@ def _work(plan, window, batch, tiles, shared_point, shared, ladders, keeps, grid
     results = [Sums.zeros(plan.size, keep) for keep in keeps]
     for start in tiles:
         slots = batch[start : start + plan.tile]
-        x = np.ascontiguousarray(window.records.features[:, slots])
-        y = np.ascontiguousarray(window.records.targets[:, slots])
+        x, y = window.records.tile(slots)
         found, bad = record_gradients(plan, window, x, y, shared_point, None, grid.scale)
         _accumulate(plan, found, bad, grid, None, nominal)
         for values, ladder, sums in zip(shared, ladders, results, strict=True):
@@ -338,22 +339,6 @@ def _totals(window: Window, sums: Sums, radius: int, size: int, filled: int, gri
     return (lower - size).astype(np.float64), (upper + size).astype(np.float64)
 
 
-def _update(window: Window, theta: np.ndarray, total: np.ndarray, factor: float) -> np.ndarray:
-    """The nominal update; ``factor`` is rate / normaliser on the grid's scale."""
-    return window.contraction * theta - factor * total
-
-
-def _update_interval(
-    window: Window, box: Interval, total: Interval, factor: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of ``_update`` over boxes, outward by more than its rounding errors."""
-    slack = 4.0 * RELATIVE * (window.contraction * box.magnitude + factor * total.magnitude) + ABSOLUTE
-    return (
-        _update(window, box.lower, total.upper, factor) - slack,
-        _update(window, box.upper, total.lower, factor) + slack,
-    )
-
-
 def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | None, threads: int) -> Boxes:
     """All radii through one step."""
     batch = window.records.filled(one.batch)
@@ -381,7 +366,7 @@ def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | N
         sums = [a.merge(b) for a, b in zip(sums, part, strict=True)]
 
     factor = one.learning_rate / window.normaliser / grid.scale
-    nominal = _update(window, boxes.nominal, sums[0].lower.astype(np.float64), factor)
+    nominal = update(window, boxes.nominal, sums[0].lower.astype(np.float64), factor)
     lower, upper = boxes.lower.copy(), boxes.upper.copy()
     for j, radius in enumerate(window.radii):
         if radius == 0:
@@ -389,17 +374,60 @@ def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | N
     for j, part in zip(wide, sums[1:], strict=True):
         total = Interval(*_totals(window, part, window.radii[j], size, filled, grid))
         box = Interval(boxes.lower[j], boxes.upper[j])
-        lower[j], upper[j] = _update_interval(window, box, total, factor)
+        lower[j], upper[j] = update_interval(window, box, total, factor)
     return Boxes(nominal, lower, upper)
 
 
+def gradient_ends(
+    window: Window, plan: Plan, one: Step, box: Interval, ladder: float, grid: FixedPoint
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of each slot's clipped gradient over a box, rounded to the grid: float64 ``(P, len(batch))`` each.
+
+    In the order of the batch; an empty slot's gradient is zero.
+    """
+    lower, upper = np.zeros((plan.size, len(one.batch))), np.zeros((plan.size, len(one.batch)))
+    columns = np.flatnonzero(np.isin(one.batch, window.records.filled(one.batch)))
+    with np.errstate(all="ignore"):
+        shared = plan.shared_interval(box.lower, box.upper, ladder)
+        for start in range(0, len(columns), plan.tile):
+            at = columns[start : start + plan.tile]
+            x, y = window.records.tile(one.batch[at])
+            found, bad = record_gradients(plan, window, x, y, shared, ladder, grid.scale)
+            for name, contributions in found.items():
+                terms = [c.dense(ladder) if isinstance(c, _Outer) else c for c in contributions]
+                total = _total(terms, ladder)
+                rows = slice(plan.offsets[name], plan.offsets[name] + total.lower.shape[0])
+                lower[rows, at] = np.rint(np.clip(total.lower, -grid.limit, grid.limit))
+                upper[rows, at] = np.rint(np.clip(total.upper, -grid.limit, grid.limit))
+            lower[:, at[bad]], upper[:, at[bad]] = -grid.unit, grid.unit
+    return lower, upper
+
+
 def ibp(window: Window, threads: int = 1) -> Boxes:
-    """Boxes after the window's steps, for all its radii in one pass over the records of each step."""
+    """Boxes after the window's steps, for all its radii.
+
+    In a window of one step all radii share one pass over the records.  In a longer window (replace-one) the radius
+    counts records of the window: the same ``k`` records differ in all its steps (`solvers.coupled`), which is tighter
+    and costs more; zero-out windows are taken step by step.
+    """
     plan = Plan(window.graph)
     boxes = window.boxes
     with ThreadPoolExecutor(threads) as pool:
-        for one in window.steps:
-            boxes = step(window, plan, boxes, one, pool, threads)
+        if len(window.steps) == 1 or window.adjacency != "replace-one" or max(window.radii, default=0) == 0:
+            for one in window.steps:
+                boxes = step(window, plan, boxes, one, pool, threads)
+            return boxes
+        for part in windows(window):
+            part = replace(part, boxes=boxes)
+            point = replace(part, radii=(), boxes=Boxes.point(boxes.nominal, 0))
+            end = point.boxes
+            for one in part.steps:
+                end = step(point, plan, end, one, pool, threads)
+
+            def ends(window, one, box, ladder, grid):
+                return gradient_ends(window, plan, one, box, ladder, grid)
+
+            boxes = coupled(part, plan.size, end.nominal, ends, threads)
     return boxes
 
 
@@ -414,7 +442,7 @@ def public_reach(window: Window, steps: Sequence[Step]) -> Interval:
         grid = FixedPoint.make(window.clip, max(size, 1))
         most = np.full(len(box.lower), float(size * grid.unit + size))
         factor = one.learning_rate / window.normaliser / grid.scale
-        box = Interval(*_update_interval(window, box, Interval(-most, most), factor))
+        box = Interval(*update_interval(window, box, Interval(-most, most), factor))
     return box
 
 

@@ -41,6 +41,10 @@ class Records:
         batch = batch[batch < self.features.shape[1]]
         return batch if self.present is None else batch[self.present[batch]]
 
+    def tile(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features ``(F, n)`` and targets ``(O, n)`` of some filled slots, contiguous."""
+        return np.ascontiguousarray(self.features[:, slots]), np.ascontiguousarray(self.targets[:, slots])
+
 
 @dataclass(frozen=True, eq=False)
 class Boxes:

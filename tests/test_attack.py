@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import mlp
+from builders import mlp, stepwise
 
 from certify import attack
 from certify.attack import Direction, EnvelopeViolation, Query, attack_report, guided_attack, random_attack
@@ -167,7 +167,7 @@ def test_a_box_that_lacks_the_replaced_records_is_a_violation(monkeypatch):
         made = problem(**PROBLEMS[name] | {"steps": 4})
         attack_report(made, radii, envelope(made, radii), sample(made), retrainings=2)
         monkeypatch.setattr(ibp, "_totals", forgetful)
-        boxes = envelope(made, radii)
+        boxes = stepwise(made.window(0, made.steps, made.start(radii), radii))
         monkeypatch.setattr(ibp, "_totals", honest)
         with pytest.raises(EnvelopeViolation, match="not sound"):
             attack_report(made, radii, boxes, sample(made), retrainings=2)
@@ -203,7 +203,7 @@ def test_a_violation_is_found_by_exact_comparison_and_names_the_parameter():
 def test_the_report_reads_an_envelope():
     made = problem((2, 1), ranges=False)
     x, y = made.records.features.T, made.records.targets.T
-    found = run(made.graph, made.recipe, x, y, (0, 1, 2))
+    found = run(made.graph, made.recipe, x, y, (0, 1, 2), F=made.steps)
     report = attack_report(made, (0, 1, 2), found, retrainings=3)
     boxes = envelope(made, (0, 1, 2))
     np.testing.assert_array_equal(report.lower, boxes.lower)

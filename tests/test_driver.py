@@ -73,18 +73,18 @@ class Stop(Exception):
 @pytest.mark.parametrize("stop_after", [1, 4, 8])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stop_after, tmp_path):
     graph, recipe, file = mlp((3, 4, 1)), loads(RECIPE), tmp_path / "state.safetensors"
-    whole = run(graph, recipe, *problem_data(), radii=range(4))
+    whole = run(graph, recipe, *problem_data(), radii=range(4), F=1)
 
     def interrupt(done, total, boxes):
         if done == stop_after:
             raise Stop
 
     with pytest.raises(Stop):
-        run(graph, recipe, *problem_data(), radii=range(4), checkpoint=file, progress=interrupt)
+        run(graph, recipe, *problem_data(), radii=range(4), F=1, checkpoint=file, progress=interrupt)
     assert file.stat().st_mode & 0o077 == 0
     steps = []
     again = run(
-        graph, recipe, *problem_data(), radii=range(4), checkpoint=file, resume=True,
+        graph, recipe, *problem_data(), radii=range(4), F=1, checkpoint=file, resume=True,
         progress=lambda done, total, boxes: steps.append(done),
     )  # fmt: skip
     assert steps[0] == stop_after + 1
@@ -97,8 +97,9 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
         import sys, time
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         from test_driver import RECIPE, mlp, loads, problem_data, run
-        run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=range(4), checkpoint="state.safetensors",
-            checkpoint_seconds=0.0, progress=lambda *a: (print(a[0], flush=True), time.sleep(0.2)))
+        run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=range(4), F=1,
+            checkpoint="state.safetensors", checkpoint_seconds=0.0,
+            progress=lambda *a: (print(a[0], flush=True), time.sleep(0.2)))
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -112,11 +113,11 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
     graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
     steps = []
     again = run(
-        graph, recipe, *problem_data(), radii=range(4), checkpoint=tmp_path / "state.safetensors", resume=True,
+        graph, recipe, *problem_data(), radii=range(4), F=1, checkpoint=tmp_path / "state.safetensors", resume=True,
         progress=lambda done, total, boxes: steps.append(done),
     )  # fmt: skip
     assert 3 < steps[0] < 9
-    same(run(graph, recipe, *problem_data(), radii=range(4)), again)
+    same(run(graph, recipe, *problem_data(), radii=range(4), F=1), again)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -152,12 +153,31 @@ def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("frequency", [1, 4, 9, 100, [2, 3]])
-def test_the_windows_change_nothing_for_interval_bounds(frequency):
+@pytest.mark.parametrize("frequency", [2, 4, 9, 100, [2, 3]])
+def test_longer_windows_are_inside_single_steps_and_share_the_nominal_run(frequency):
     graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
-    one = run(graph, recipe, *problem_data(), radii=range(3))
+    one = run(graph, recipe, *problem_data(), radii=range(3), F=1)
     other = run(graph, recipe, *problem_data(), radii=range(3), F=frequency)
-    np.testing.assert_array_equal(one.stacked()[0], other.stacked()[0])
+    (lower, upper), (low, high) = one.stacked(), other.stacked()
+    np.testing.assert_array_equal(lower[0], low[0])
+    assert (lower <= low).all() and (high <= upper).all()
+    assert (high - low)[1].mean() < 0.9 * (upper - lower)[1].mean()
+
+
+def test_the_default_window_is_an_epoch_of_minibatches_or_one_full_batch_step():
+    graph, recipe = mlp((3, 4, 1)), loads(RECIPE)
+    assert run(graph, recipe, *problem_data(), radii=[1]).metadata.concretisation == 4
+    full = loads(RECIPE.replace('kind = "shuffled"\nsize = 11\nseed = 3\n', 'kind = "full"\n'))
+    assert run(graph, full, *problem_data(), radii=[1]).metadata.concretisation == 1
+    zero = loads(RECIPE + '[privacy]\nadjacency = "zero-out"\n')
+    assert run(graph, zero, *problem_data(), radii=[1]).metadata.concretisation == 4
+
+
+def test_windows_that_need_too_much_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("certify.driver._MOST_BYTES", 1000)
+    with pytest.raises(CertdpError, match="GiB"):
+        run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=[1], F=9)
+    run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=[1], F=1)
 
 
 def test_window_lengths():
@@ -184,7 +204,8 @@ def test_the_public_reach_contains_every_run_and_every_envelope():
     lower, upper = reach(graph, recipe, 40)
     low, high = run(graph, recipe, *problem_data(), radii=range(0, 41, 8)).stacked()
     assert (lower <= low).all() and (high <= upper).all()
-    np.testing.assert_array_equal(lower, low[-1])
+    stepwise = run(graph, recipe, *problem_data(), radii=[40], F=1)
+    np.testing.assert_array_equal(lower, stepwise.stacked()[0][-1])
     sizes = np.array([11, 11, 11, 7, 11, 11, 11, 7, 11])  # the normaliser stays 11 for an epoch's short batch
     widest = 0.2 * (sizes / 11 * recipe.learning_rates(40) * 0.99 ** np.arange(8, -1, -1)).sum()
     np.testing.assert_allclose(upper - graph.initial() * 0.99**9, widest, rtol=1e-9)

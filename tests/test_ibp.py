@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from builders import mlp, window
+from builders import mlp, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,11 +29,11 @@ SCHEDULES = {
 }
 
 
-def train_world(world, graph, batches, radii, **options):
+def train_world(bound, world, graph, batches, radii, **options):
     present = np.array([r is not None for r in world])
     features = np.array([[r[0] if r else 0.0] for r in world])
     targets = np.array([[r[1] if r else 0.0] for r in world])
-    return ibp(window(graph, features, targets, batches, radii, present=present, **options))
+    return bound(window(graph, features, targets, batches, radii, present=present, **options))
 
 
 def distance(a, b, adjacency):
@@ -45,16 +45,20 @@ def distance(a, b, adjacency):
     return total
 
 
-@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+#: The radius charged to every step, or to the window as a whole (zero-out is always charged to every step).
+CASES = [("replace-one", stepwise), ("replace-one", ibp), ("zero-out", ibp)]
+
+
+@pytest.mark.parametrize(("adjacency", "bound"), CASES, ids=["stepwise", "window", "zero-out"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("dims", [(1, 1), (1, 2, 1)], ids=["linear", "relu network"])
-def test_every_small_world_is_sound_and_monotone(dims, schedule, adjacency):
+def test_every_small_world_is_sound_and_monotone(dims, schedule, adjacency, bound):
     """All 256 data sets over a universe of three records and the empty slot, all pairs, all radii."""
     graph = mlp(dims, seed=1)
     radii = (0, 1, 2, 3, 4)
     options = {"adjacency": adjacency, "rate": 0.7, "clip": 0.8, "contraction": 0.95}
     worlds = list(itertools.product(UNIVERSE, repeat=SLOTS))
-    boxes = {w: train_world(w, graph, SCHEDULES[schedule], radii, **options) for w in worlds}
+    boxes = {w: train_world(bound, w, graph, SCHEDULES[schedule], radii, **options) for w in worlds}
     theta = np.array([boxes[w].nominal for w in worlds])
 
     far = np.array([[distance(w, v, adjacency) for v in worlds] for w in worlds])
@@ -106,8 +110,9 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
     else:
         other_features[slot] = rng.normal(size=2) * 10.0 ** rng.integers(-2, 4)
         other_targets[slot] = draw(1)
-    one = ibp(window(graph, features, targets, batches, radii, **options))
-    two = ibp(window(graph, other_features, other_targets, batches, radii, present=present, **options))
+    bound = [ibp, stepwise][rng.integers(2)]
+    one = bound(window(graph, features, targets, batches, radii, **options))
+    two = bound(window(graph, other_features, other_targets, batches, radii, present=present, **options))
     for a, b in ((one, two), (two, one)):
         assert (a.lower[1] <= b.nominal).all() and (b.nominal <= a.upper[1]).all()
         for j in range(len(radii) - 1):
@@ -141,8 +146,9 @@ RATIONAL = {
 }
 
 
+@pytest.mark.parametrize("bound", [stepwise, ibp])
 @pytest.mark.parametrize("case", RATIONAL)
-def test_envelopes_contain_the_exact_rational_run(case):
+def test_envelopes_contain_the_exact_rational_run(case, bound):
     """Outward rounding: from radius 1 on, the real-number trajectories are inside, those of neighbours too."""
     theta, shift, clip, rate = RATIONAL[case].values()
     rng = np.random.default_rng(5)
@@ -150,7 +156,7 @@ def test_envelopes_contain_the_exact_rational_run(case):
     features = rng.normal(size=(slots, 1)) + shift
     targets = features * theta[0] + theta[1] + 1e-7 * rng.normal(size=(slots, 1))
     options = {"rate": rate, "clip": clip, "contraction": 0.9 if case == "large parameters" else 1.0}
-    boxes = ibp(window(mlp((1, 1)), features, targets, batches, (0, 1), theta=theta, **options))
+    boxes = bound(window(mlp((1, 1)), features, targets, batches, (0, 1), theta=theta, **options))
 
     def inside(x, y):
         exact = rational_run(x, y, theta, batches, rate, clip, slots, options["contraction"])
@@ -190,12 +196,15 @@ def test_envelopes_do_not_depend_on_threads_or_tiles(monkeypatch):
     features, targets = rng.normal(size=(1500, 3)), rng.normal(size=(1500, 1))
     graph = mlp((3, 5, 1))
     make = lambda: window(graph, features, targets, [range(1500)] * 3, (0, 1, 7))  # noqa: E731
-    one, two = ibp(make(), threads=1), ibp(make(), threads=3)
-    monkeypatch.setattr("solvers.ibp.TILE", 128)
-    three = ibp(make(), threads=2)
-    for other in (two, three):
-        for a, b in zip((one.nominal, one.lower, one.upper), (other.nominal, other.lower, other.upper), strict=True):
-            np.testing.assert_array_equal(a, b)
+    for bound in (stepwise, ibp):
+        monkeypatch.setattr("solvers.ibp.TILE", 512)
+        one, two = bound(make(), threads=1), bound(make(), threads=3)
+        monkeypatch.setattr("solvers.ibp.TILE", 128)
+        three = bound(make(), threads=2)
+        for other in (two, three):
+            np.testing.assert_array_equal(one.nominal, other.nominal)
+            np.testing.assert_array_equal(one.lower, other.lower)
+            np.testing.assert_array_equal(one.upper, other.upper)
 
 
 def test_sums_equal_a_naive_implementation_in_integers():
@@ -245,10 +254,25 @@ def test_radii_at_or_beyond_the_batch_give_the_public_reach():
     rng = np.random.default_rng(0)
     features, targets = rng.normal(size=(5, 2)), rng.normal(size=(5, 1))
     made = window(mlp((2, 3, 1)), features, targets, [[0, 1], [2, 3, 4], [1, 4]], (3, 4, 5), clip=0.2)
-    boxes, reach = ibp(made), public_reach(made, made.steps)
+    boxes, reach = stepwise(made), public_reach(made, made.steps)
+    other = window(mlp((2, 3, 1)), features[::-1], targets, [[0, 1], [2, 3, 4], [1, 4]], (3, 4, 5), clip=0.2)
     for j in range(3):
         np.testing.assert_array_equal(boxes.lower[j], reach.lower)
         np.testing.assert_array_equal(boxes.upper[j], reach.upper)
+    whole = ibp(made)
+    assert (reach.lower <= whole.lower).all() and (whole.upper <= reach.upper).all()
+    np.testing.assert_array_equal(whole.lower[-1], ibp(other).lower[-1])  # all slots differ: the data do not matter
+
+
+def test_charging_the_radius_to_the_window_is_never_wider_and_far_tighter_over_minibatches():
+    rng = np.random.default_rng(3)
+    features, targets = rng.normal(size=(200, 3)), rng.normal(size=(200, 1))
+    batches = [np.arange(20 * t, 20 * t + 20) for t in range(10)]
+    made = window(mlp((3, 1)), features, targets, batches, (0, 1, 2, 5), rate=0.02, clip=0.3)
+    each, whole = stepwise(made), ibp(made)
+    assert (each.lower <= whole.lower).all() and (whole.upper <= each.upper).all()
+    assert whole.width[1] < 0.2 * each.width[1]
+    np.testing.assert_array_equal(each.nominal, whole.nominal)
 
 
 def test_output_bounds_contain_the_outputs_of_every_corner_and_inner_point():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import random_graph, window
+from builders import random_graph, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,8 +54,9 @@ def test_envelopes_of_random_graphs_are_sound_and_nest_across_neighbours(seed):
     other_targets[slot] = rng.normal(size=graph.outputs) * 3
     batches = [rng.permutation(slots)[: rng.integers(2, slots + 1)] for _ in range(3)]
     options = {"rate": 0.2, "clip": float(rng.choice([0.05, 1.0])), "loss": [Squared(), Huber(0.3)][rng.integers(2)]}
-    one = ibp(window(graph, features, targets, batches, radii, **options))
-    two = ibp(window(graph, other_features, other_targets, batches, radii, **options))
+    bound = [ibp, stepwise][rng.integers(2)]
+    one = bound(window(graph, features, targets, batches, radii, **options))
+    two = bound(window(graph, other_features, other_targets, batches, radii, **options))
     np.testing.assert_array_equal(one.lower[0], one.nominal)
     np.testing.assert_array_equal(one.upper[0], one.nominal)
     queries = rng.normal(size=(3, 3))

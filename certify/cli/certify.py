@@ -34,8 +34,13 @@ def command(
     ] = None,
     backend: Annotated[str, typer.Option(help="Bounding backend.")] = "ibp",
     frequency: Annotated[
-        str, typer.Option("--F", help="Concretisation frequency: steps a window, or lengths with commas.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            "--F",
+            help="Concretisation frequency: steps a window, or lengths with commas.  The same k records differ in all "
+            "steps of a window.  Default: an epoch of minibatches, or one full-batch step.",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
@@ -66,7 +71,7 @@ def command(
     graph = read_model(model, output=output_name)
     options = {
         "backend": backend,
-        "F": _frequency(frequency),
+        "F": None if frequency is None else _frequency(frequency),
         "threads": threads,
         "resume": resume,
         "model_sha256": digest(model),
@@ -145,6 +150,13 @@ def radii_text(radii: tuple[int, ...]) -> str:
     return ", ".join(map(str, radii))
 
 
+def _lengths(metadata) -> str:
+    f = metadata.concretisation
+    if isinstance(f, int):
+        return "1 step" if f == 1 else f"{f} steps"
+    return f"{', '.join(map(str, f))} steps"
+
+
 def statements(envelope: Envelope) -> list[tuple[str, str]]:
     """What the envelope says, for people."""
     m = envelope.metadata
@@ -162,7 +174,7 @@ def statements(envelope: Envelope) -> list[tuple[str, str]]:
         ("certified", f"{size} parameters in {len(m.parameters)} tensors after {m.steps} steps"),
         ("for every data set", f"that differs in up to k of {m.slots} slots, k = {radii_text(m.radii)}"),
         ("adjacency", f"{m.adjacency} ({same[m.adjacency]}); slots and batches are public and fixed"),
-        ("bounds", f"{m.backend}, {m.capabilities.products} products; {', '.join(promises)}"),
+        ("bounds", f"{m.backend}, {m.capabilities.products} products, windows of {_lengths(m)}; {', '.join(promises)}"),
     ]
 
 
