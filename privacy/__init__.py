@@ -5,6 +5,11 @@ from importlib import import_module
 _HOME = {
     "predict": "query",
     "Query": "query",
+    "classify": "classification",
+    "Labels": "classification",
+    "release_parameters": "ags",
+    "AgsPlan": "ags",
+    "PrivateModel": "ags",
     "certify_on_demand": "on_demand",
     "predict_from_bounds": "agtr",
     "release_predictions": "agtr",
@@ -17,11 +22,17 @@ _HOME = {
     "dense_maximum": "dense",
     "dense_from_sparse": "dense",
     "needed_radii": "dense",
-    "AdmissiblePair": "calibration",
-    "admissible_pairs": "calibration",
-    "noise_scale": "calibration",
+    "AdmissiblePair": "noise",
+    "admissible_pairs": "noise",
+    "make_family": "noise",
+    "noise_scale": "noise",
     "SecureBits": "sampling",
     "release": "sampling",
+    "Ledger": "ledger",
+    "BudgetExhaustedError": "ledger",
+    "predict_with_ledger": "ledgered",
+    "predict_pate": "pate",
+    "audit_pairs": "audit",
 }
 
 __all__ = list(_HOME)

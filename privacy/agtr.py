@@ -1,11 +1,13 @@
 """AGT-R: private predictions at public inputs from an envelope (Ghitu & Wicker, section IV, corrected).
 
-`M` distinct inputs with `O` outputs are `M O` scalar releases `clip(f) + s Z`. Each pays the same share of
-(epsilon, delta) (basic composition, shares rounded down). Clipping to the public range happens BEFORE the
-noise, on the nominal value and on all bounds; clipping afterwards is cosmetic post-processing and bounds
-nothing.
+`M` distinct inputs with `O` outputs are `M O` numbers. They are released in groups of equal size: each number on its
+own, the outputs of one input together, or everything together. A group of `g` numbers is one `g`-dimensional
+release (`privacy.mechanism`), whose dilation is paid for `g` coordinates by the family's calibration; groups compose:
+each pays the same share of (epsilon, delta), rounded down. `joint` chooses, or the public rule `_grouping`.
+Clipping to the public range happens BEFORE the noise, on the nominal value and on all bounds; clipping afterwards
+is cosmetic post-processing and bounds nothing.
 
-Which argument is what: `queries`, `ceiling`, `output_range`, the budget, `family`, `betas`, the radii and the
+Which argument is what: `queries`, `ceiling`, `output_range`, the budget, `family`, `betas`, `joint`, the radii and the
 `Release` are PUBLIC. The envelope, nominal values, bounds and `PrivateDiagnostics` are PRIVATE, and so are
 running times and refusals.
 """
@@ -18,7 +20,8 @@ from fractions import Fraction
 import numpy as np
 
 from certify.errors import CapabilityError, PrivacyError
-from privacy import calibration, dense, sampling, smooth
+from privacy import dense, noise, sampling, smooth
+from privacy.mechanism import Mechanism, expected_noise, release_vectors, smooth_bounds
 
 _RIGOUR = ("rigorous", "tolerance")
 
@@ -28,8 +31,8 @@ class Guarantee:
     """What a release costs and means; public facts only.
 
     (epsilon, delta): total of this call, under `adjacency`, for data sets of the same public number of slots.
-    (epsilon_per_release, delta_per_release): share of each of the `releases` scalars. `grid`: public rounding
-    grid of each output.
+    (epsilon_per_release, delta_per_release): share of each of the `releases`, which hold `dimension` numbers each.
+    `grid`: public rounding grid of each output.
     """
 
     epsilon: float
@@ -40,6 +43,7 @@ class Guarantee:
     delta_per_release: float
     releases: int
     grid: tuple[float, ...]
+    dimension: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,8 @@ class Release:
 class PrivateDiagnostics:
     """PRIVATE, for the owner of the data only; nothing here is covered by the guarantee or written anywhere.
 
-    `smooth`: `{beta: S_beta (M, O)}`; `scale`: noise scales (M, O); `nominal`: clipped predictions (M, O).
+    `smooth`: `{beta: S_beta (M, O)}`, for numbers that are released together that of their weighted norm, repeated;
+    `scale`: noise scales (M, O); `nominal`: clipped predictions (M, O).
     """
 
     smooth: dict[float, np.ndarray]
@@ -78,6 +83,7 @@ def release_predictions(
     *,
     betas=None,
     adjacency: str = "replace-one",
+    joint: bool | None = None,
 ) -> tuple[Release, PrivateDiagnostics]:
     """Release `M` distinct predictions from the query bounds of radii 0..K.
 
@@ -85,8 +91,9 @@ def release_predictions(
     over an envelope that is sound (S) and monotone across neighbours (M), for the contiguous radii 0..K, K
     public. `ceiling`: public bound of the global sensitivity, broadcastable to (M, O), or None for the width
     of the range. `output_range`: public (low, high), each a number or one per output. (`epsilon`, `delta`):
-    total. `family`: None is the public rule "laplace" when `delta > 0`, else "cauchy". `bits`: source of
-    random bits, by default the operating system's generator.
+    total. `family`: a name in `noise.FAMILIES` or None for the public rule (`mechanism.default_family`). `joint`: True
+    for one release of dimension `M O`, False for scalars, None for the public rule. `bits`: source of random bits,
+    by default the operating system's generator.
 
     Guarantees:
     * release is dp: `Release.values` is (epsilon, delta)-DP under the envelope's adjacency;
@@ -96,9 +103,9 @@ def release_predictions(
 
     Errors: PrivacyError, with the field, for bounds, ranges or budgets that are not admissible.
     """
-    parts = np.asarray(nominal).size
-    terms = _terms(epsilon, delta, parts, epsilon, delta, family, betas, adjacency)
-    return _release(nominal, lower, upper, _contiguous(range(len(lower))), ceiling, output_range, terms, bits)
+    shape = np.shape(nominal)
+    terms = _terms(epsilon, delta, shape, False, family, betas, adjacency, _sizes(joint, shape, False))
+    return _release(nominal, lower, upper, ceiling, output_range, terms, {"radii": range(len(lower))}, bits)
 
 
 def predict_from_bounds(
@@ -113,6 +120,7 @@ def predict_from_bounds(
     per_query: bool = False,
     family: str | None = None,
     betas=None,
+    joint: bool | None = None,
     bits=None,
 ) -> Release:
     """Private predictions at the public `queries`; `query.predict` supplies the bounds of a model.
@@ -121,10 +129,11 @@ def predict_from_bounds(
     `(lower, upper)`, float (len(radii), M, O), of the distinct rows (M, F) over the boxes of
     `envelope.radii`, in that order, exact at radius 0. `queries`: float (Q, F). `ceiling`: None, a callable
     `rows -> (M, O)`, or an array broadcastable to (Q, O). `per_query`: (epsilon, delta) is the budget of each
-    distinct query instead of all together. Returns a Release with `values` (Q, O).
+    distinct query instead of all together. `joint`: True releases all numbers (with `per_query` those of one query)
+    as one vector, False each on its own, None by a public rule. Returns a Release with `values` (Q, O).
 
-    With radii chosen by `--radii auto` the betas are exactly those recorded in `metadata.auto`, and every
-    value must be provably the dense one.
+    With radii chosen by `--radii auto` the betas are exactly those recorded in `metadata.auto`, every
+    value must be provably the dense one, and numbers are released on their own.
 
     Guarantees:
     * unsuitable envelopes are refused: not sound, not monotone, or of unknown rigour;
@@ -133,8 +142,24 @@ def predict_from_bounds(
 
     Errors: CapabilityError, RadiusError, PrivacyError.
     """
-    metadata = envelope.metadata
-    require_capabilities(metadata.capabilities)
+    rows, inverse, lower, upper, first = distinct_bounds(envelope, bounds, queries)
+    outputs = lower.shape[2]
+    if callable(ceiling):
+        ceiling = ceiling(rows)
+    elif ceiling is not None:
+        ceiling = np.broadcast_to(np.asarray(ceiling, np.float64), (len(queries), outputs))[first]
+    shape = (len(rows), outputs)
+    terms, rule = envelope_terms(envelope, epsilon, delta, shape, per_query, family, betas, joint)
+    released, _ = _release(lower[0], lower, upper, ceiling, output_range, terms, rule, bits)
+    return Release(released.values[inverse], released.guarantee)
+
+
+def distinct_bounds(envelope, bounds, queries):
+    """Check the envelope and the queries; `(rows, inverse, lower, upper, first)` of the distinct rows.
+
+    Errors: CapabilityError before any bound is asked for, PrivacyError.
+    """
+    require_capabilities(envelope.metadata.capabilities)
     queries = np.asarray(queries, np.float64) + 0.0  # -0.0 becomes 0.0: the same input
     if queries.ndim != 2 or not len(queries) or not np.all(np.isfinite(queries)):
         raise PrivacyError(
@@ -143,33 +168,29 @@ def predict_from_bounds(
         )
     rows, first, inverse = np.unique(queries, axis=0, return_index=True, return_inverse=True)
     lower, upper = (np.asarray(side, np.float64) for side in bounds(rows))
-    radii = tuple(int(k) for k in envelope.radii)
-    if lower.ndim != 3 or lower.shape[:2] != (len(radii), len(rows)):
+    stored = len(envelope.radii)
+    if lower.ndim != 3 or lower.shape[:2] != (stored, len(rows)):
         raise PrivacyError(
-            f"bounds: found shape {lower.shape}, expected ({len(radii)}, {len(rows)}, outputs); "
+            f"bounds: found shape {lower.shape}, expected ({stored}, {len(rows)}, outputs); "
             "return one bound per stored radius and distinct input"
         )
-    outputs = lower.shape[2]
-    if callable(ceiling):
-        ceiling = ceiling(rows)
-    elif ceiling is not None:
-        ceiling = np.broadcast_to(np.asarray(ceiling, np.float64), (len(queries), outputs))[first]
+    return rows, inverse.reshape(-1), lower, upper, first
+
+
+def envelope_terms(envelope, epsilon, delta, shape, per_query, family, betas, joint, sizes=None, change=None):
+    """Public terms of a release of `shape` (M, O) from this envelope, and how its radii become a smooth bound."""
+    metadata, radii = envelope.metadata, tuple(int(k) for k in envelope.radii)
     recorded, betas = _recorded_betas(metadata, betas)
-    bound = _contiguous(radii) if recorded is None else _on_demand(radii, getattr(metadata, "slots", None))
-    parts = outputs if per_query else outputs * len(rows)
-    copies = len(rows) if per_query else 1
-    terms = _terms(
-        epsilon,
-        delta,
-        parts,
-        _times_up(epsilon, copies),
-        _times_up(delta, copies),
-        family,
-        betas,
-        metadata.adjacency,
-    )
-    released, _ = _release(lower[0], lower, upper, bound, ceiling, output_range, terms, bits)
-    return Release(released.values[inverse.reshape(-1)], released.guarantee)
+    if recorded is not None and joint:
+        raise PrivacyError(
+            "joint: the envelope's radii were chosen for numbers that are released on their own; "
+            "leave joint out, or certify with contiguous radii"
+        )
+    sizes = _sizes(False if recorded is not None else joint, shape, per_query) if sizes is None else sizes
+    terms = _terms(epsilon, delta, shape, per_query, family, betas, metadata.adjacency, sizes, change)
+    if recorded is None:
+        return terms, {"radii": radii}
+    return terms, {"bound": _on_demand(radii, getattr(metadata, "slots", None))}
 
 
 def require_capabilities(capabilities) -> None:
@@ -204,58 +225,120 @@ def _recorded_betas(metadata, betas):
 
 @dataclass(frozen=True)
 class _Terms:
-    """Public terms of one call: totals, shares per scalar release, noise family, list of betas, adjacency."""
+    """Public terms of one call: totals, the mechanism of each group, adjacency."""
 
     epsilon: float
     delta: float
-    epsilon_per_release: float
-    delta_per_release: float
-    family: str
-    betas: tuple[float, ...] | None
+    mechanism: Mechanism
     adjacency: str
 
 
-def _terms(epsilon, delta, parts, total_epsilon, total_delta, family, betas, adjacency) -> _Terms:
-    """Equal shares of (epsilon, delta) over `parts`, and the public rule for the family."""
+def _sizes(joint: bool | None, shape: tuple[int, int], per_query: bool) -> tuple[int, ...]:
+    """Numbers per group that may be chosen for (M, O) values; equal shares are only given to equal groups."""
+    if len(shape) != 2 or 0 in shape:
+        raise PrivacyError(f"nominal: found shape {shape}; give a nonempty (M, O) array")
+    whole = shape[1] if per_query else shape[0] * shape[1]
+    if joint is None:
+        return tuple(sorted({1, shape[1], whole}))
+    return (whole,) if joint else (1,)
+
+
+def _terms(epsilon, delta, shape, per_query, family, betas, adjacency, sizes, change=None) -> _Terms:
+    """Totals, and the PUBLIC rule for the grouping: the least `expected_noise` of a number.
+
+    `change(g)`: how many of the `g` numbers of a group one record can move by a unit (default: all).
+    The rule sees the budget, the shape and the family, never data.
+    """
     epsilon, delta = float(epsilon), float(delta)
-    if not (0.0 < epsilon < np.inf and 0.0 <= delta < 1.0 and total_delta < 1.0 and parts > 0):
+    parts = shape[1] if per_query else shape[0] * shape[1]
+    copies = shape[0] if per_query else 1
+    total = _times_up(epsilon, copies), _times_up(delta, copies)
+    if not (0.0 < epsilon < np.inf and 0.0 <= delta < 1.0 and total[1] < 1.0 and parts > 0):
         raise PrivacyError(
             f"budget: epsilon = {epsilon!r}, delta = {delta!r} for {parts} releases is not admissible; "
             "choose epsilon > 0, 0 <= delta < 1 (in total) and at least one query"
         )
-    share = calibration.split_budget(epsilon, parts), calibration.split_budget(delta, parts)
-    family = family or ("laplace" if delta > 0.0 else "cauchy")
-    return _Terms(float(total_epsilon), float(total_delta), *share, family, betas and tuple(betas), adjacency)
+    best, refusal = None, None
+    for size in sizes:
+        share = noise.split_budget(epsilon, parts // size), noise.split_budget(delta, parts // size)
+        try:
+            mechanism = Mechanism.make(family, *share, size, betas)
+        except PrivacyError as error:
+            refusal = error
+            continue
+        cost = expected_noise(mechanism, size if change is None else change(size))
+        if best is None or cost < best[0]:
+            best = cost, mechanism
+    if best is None:
+        raise refusal
+    mechanism = best[1]
+    return _Terms(total[0], total[1] if mechanism.delta else 0.0, mechanism, adjacency)
 
 
-def _release(nominal, lower, upper, bound, ceiling, output_range, terms: _Terms, bits):
-    """Clip, bound, calibrate, draw. `bound(lower, upper, ceiling, beta)` returns the smooth bound (M, O)."""
+def _release(nominal, lower, upper, ceiling, output_range, terms: _Terms, rule: dict, bits):
+    """Clip, bound, calibrate, draw. `rule`: `{"radii": ...}` or `{"bound": ...}`, of `envelope_terms`."""
     low, high = _check_range(output_range, np.shape(nominal)[-1:])
     nominal, lower, upper = _clipped(nominal, lower, upper, low, high)
     width = smooth.subtract_up(high, low)
     ceiling = np.minimum(smooth.check_ceiling(width if ceiling is None else ceiling, nominal.shape), width)
-    share = terms.epsilon_per_release, terms.delta_per_release
-    pairs = calibration.admissible_pairs(terms.family, *share, terms.betas)
-    smooth_by_beta = {pair.beta: bound(lower, upper, ceiling, pair.beta) for pair in pairs}
-    scale = calibration.noise_scale(smooth_by_beta, pairs)
+    mechanism, shape = terms.mechanism, nominal.shape
     grid = tuple(map(sampling.public_grid, low, high))
-    bits = sampling.SecureBits() if bits is None else bits
-    draw = sampling.NOISE[terms.family]
-    public = list(zip(grid, zip(low.tolist(), high.tolist(), strict=True), strict=True))
-    values = [
-        [sampling.release(f, s, draw(bits), step, ends) for f, s, (step, ends) in zip(*row, public, strict=True)]
-        for row in zip(nominal.tolist(), scale.tolist(), strict=True)
-    ]
-    mechanism = f"smooth sensitivity, one-dimensional {terms.family} noise, basic composition"
-    guarantee = Guarantee(terms.epsilon, terms.delta, terms.adjacency, mechanism, *share, nominal.size, grid)
-    return Release(np.array(values), guarantee), PrivateDiagnostics(smooth_by_beta, scale, nominal)
-
-
-def _contiguous(radii):
-    """Smooth bound for public radii 0..K: the dense form with the public tail."""
-    return lambda lower, upper, ceiling, beta: smooth.smooth_bound(
-        smooth.cross_ranges(lower, upper), ceiling, beta, radii=radii
+    # Numbers that are released together get noise in proportion to their public ranges.
+    weights = np.exp2(-np.round(np.log2(width)))
+    groups = Groups(shape, mechanism.dim)
+    if "bound" in rule:
+        top = ceiling.ravel()
+        bounds = [side.reshape(len(side), -1) for side in (lower, upper)]
+        by_beta = {pair.beta: rule["bound"](*bounds, top, pair.beta) for pair in mechanism.pairs}
+    else:
+        sides = groups.cut(lower), groups.cut(upper), groups.cut(ceiling)
+        by_beta = smooth_bounds(*sides, mechanism, groups.each(weights), **rule)
+    ends, steps = (groups.cut(low), groups.cut(high)), groups.cut(np.array(grid))
+    noisy = release_vectors(
+        groups.cut(nominal), by_beta, mechanism, steps, ends=ends, weights=groups.each(weights), bits=bits
     )
+    values = noisy.values.reshape(shape)
+    guarantee = guarantee_of(terms, nominal.size, grid)
+    spread = {beta: _spread(s, mechanism.dim, shape) for beta, s in noisy.smooth.items()}
+    scale = _spread(noisy.scale, mechanism.dim, shape) / (1.0 if mechanism.dim == 1 else weights)
+    return Release(values, guarantee), PrivateDiagnostics(spread, scale, nominal)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The (M, O) numbers of a call cut into groups of `size` numbers: single ones, or whole rows."""
+
+    shape: tuple[int, int]
+    size: int
+
+    def cut(self, x: np.ndarray) -> np.ndarray:
+        """(..., M, O), or (O,) for all rows alike, as (..., groups, size)."""
+        x = np.broadcast_to(x, self.shape) if np.ndim(x) < 2 else np.asarray(x)
+        return x.reshape(*x.shape[:-2], -1, self.size)
+
+    def each(self, weights: np.ndarray) -> np.ndarray | None:
+        """Weights (O,) of the numbers of one group; a single number needs none."""
+        return None if self.size == 1 else np.tile(weights, self.size // self.shape[1])
+
+
+def guarantee_of(terms: _Terms, numbers: int, grid: tuple[float, ...]) -> Guarantee:
+    """The statement of a release of so many numbers; public."""
+    mechanism = terms.mechanism
+    return Guarantee(
+        terms.epsilon,
+        terms.delta,
+        terms.adjacency,
+        f"{mechanism.describe()}, basic composition",
+        mechanism.epsilon,
+        mechanism.delta,
+        numbers // mechanism.dim,
+        grid,
+        mechanism.dim,
+    )
+
+
+def _spread(per_group: np.ndarray, size: int, shape: tuple[int, int]) -> np.ndarray:
+    return np.repeat(per_group, size).reshape(shape)
 
 
 def _on_demand(radii, slots):

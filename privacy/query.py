@@ -144,11 +144,14 @@ def predict(
     per_query: bool = False,
     family: str | None = None,
     betas=None,
+    joint: bool | None = None,
 ) -> Release:
     """Private predictions at public inputs ``features`` ``(M, F)`` in table units, released in target units.
 
     ``epsilon``, ``delta``: the budget of the whole call, shared equally by the distinct inputs and the outputs; with
-    ``per_query`` that of each distinct input.  ``family``: "cauchy" or "laplace", by default by whether delta > 0.
+    ``per_query`` that of each distinct input.  ``family``: a name in `privacy.noise.FAMILIES`, by default one chosen by
+    a public rule.  ``joint``: release all numbers (with ``per_query``: the outputs of each input) as one vector (True),
+    each on its own (False), or whichever has less noise by a public rule (None).
 
     Guarantees: those of `privacy.agtr.predict_from_bounds`.  What is returned may be published; what the call
     reads (envelope) and how long it takes may not.
@@ -166,5 +169,6 @@ def predict(
         per_query=per_query,
         family=family,
         betas=betas,
+        joint=joint,
     )
     return Release(query.restore(release.values), release.guarantee)

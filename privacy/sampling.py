@@ -111,6 +111,20 @@ def less(u: LazyUniform, v: LazyUniform) -> bool:
         v.refine()
 
 
+def quarter_disc(bits, width: int = WORD) -> tuple[LazyUniform, LazyUniform]:
+    """A uniform point of the quarter disc, by rejection: it is refined until a corner of its cell decides."""
+    while True:
+        x, y = LazyUniform(bits, width), LazyUniform(bits, width)
+        while True:
+            radius = 1 << (2 * x.k)
+            if (x.n + 1) ** 2 + (y.n + 1) ** 2 <= radius:
+                return x, y
+            if x.n * x.n + y.n * y.n >= radius:
+                break
+            x.refine()
+            y.refine()
+
+
 class Cauchy:
     """One standard Cauchy variable: sign times `X / Y`, (X, Y) uniform in the quarter disc; rational
     arithmetic only.
@@ -124,17 +138,8 @@ class Cauchy:
 
     def __init__(self, bits, width: int = WORD):
         self._spent = False
-        while True:
-            x, y = LazyUniform(bits, width), LazyUniform(bits, width)
-            while True:
-                radius = 1 << (2 * x.k)
-                if (x.n + 1) ** 2 + (y.n + 1) ** 2 <= radius:
-                    self._x, self._y, self._negative = x, y, bits.bits(1)
-                    return
-                if x.n * x.n + y.n * y.n >= radius:
-                    break
-                x.refine()
-                y.refine()
+        self._x, self._y = quarter_disc(bits, width)
+        self._negative = bits.bits(1)
 
     def interval(self) -> tuple[int, int, int, int]:
         """`(p, q, P, Q)`, positive denominators, with `p/q <= Z <= P/Q`."""

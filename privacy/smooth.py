@@ -81,6 +81,51 @@ def sum_outputs(cross: np.ndarray, axis: int = -1) -> np.ndarray:
     return total
 
 
+NORMS = ("l1", "l2", "linf")
+
+
+def norm_outputs(cross: np.ndarray, norm: str, weights=None, axis: int = -1) -> np.ndarray:
+    """Norm of `weights * cross` over the output `axis`: the cross range of a vector query.
+
+    `cross`: nonnegative, one-dimensional cross ranges (or ceilings) of each output; `norm`: "l1", "l2" or "linf";
+    `weights`: PUBLIC positive numbers, one per output, or None for 1. Every operation rounds up and is monotone
+    in every entry (its result is rounded to nearest first, which is monotone, then moved one float up).
+
+    Guarantees:
+    * norm of cross ranges bounds local sensitivity: if entry `i` bounds `|f_i(D) - f_i(D')|`, the result bounds
+      the norm of `weights * (f(D) - f(D'))`;
+    * norm of cross ranges is monotone: larger entries never give a smaller result, so (M) survives.
+    """
+    if norm not in NORMS:
+        raise PrivacyError(f"norm: {norm!r} is unknown; choose one of {', '.join(NORMS)}")
+    columns = np.moveaxis(np.asarray(cross, np.float64), axis, -1)
+    if not np.all(columns >= 0.0):
+        raise PrivacyError("cross: an entry is negative or NaN; take it from cross_ranges")
+    if weights is not None:
+        columns = _product_up(columns, np.broadcast_to(check_weights(weights), columns.shape[-1:]))
+    if norm == "l1":
+        return sum_outputs(columns)
+    if norm == "linf":
+        return columns.max(axis=-1, initial=0.0)
+    total = sum_outputs(_product_up(columns, columns))
+    with np.errstate(invalid="ignore"):
+        return np.where(total > 0.0, np.nextafter(np.sqrt(total), np.inf), 0.0)
+
+
+def check_weights(weights) -> np.ndarray:
+    """Public weights as float64; they must lie in [2^-100, 2^100]."""
+    weights = np.asarray(weights, np.float64)
+    if not np.all((weights >= 2.0**-100) & (weights <= 2.0**100)):
+        raise PrivacyError("weights: an entry is not in [2^-100, 2^100]; give public positive weights, one per output")
+    return weights
+
+
+def _product_up(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`a * b` of nonnegative floats, rounded up; exactly 0 where a factor is 0, monotone in both."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where((a > 0.0) & (b > 0.0), np.nextafter(a * b, np.inf), 0.0)
+
+
 def check_ceiling(ceiling, shape: tuple[int, ...]) -> np.ndarray:
     """Broadcast the public ceiling `G` to the queries' `shape`; it must be finite and at least 2^-100."""
     ceiling = np.broadcast_to(np.asarray(ceiling, np.float64), shape)

@@ -86,7 +86,7 @@ def test_the_whole_way(folder, capsys):
     assert (folder / "run.widths.png").stat().st_size > 5000
     assert (folder / "run.staircase.png").stat().st_size > 5000
 
-    code, out, _ = certdp(capsys, *PREDICT, "--epsilon", "1")
+    code, out, _ = certdp(capsys, *PREDICT, "--epsilon", "1", "--separate")
     assert code == 0 and "epsilon = 1 in all" in out and "3 releases" in out
     released = np.loadtxt(folder / "released.csv", skiprows=1)
     assert released.shape == (4,) and released[3] == released[0] and (np.abs(released) <= 2).all()
@@ -106,7 +106,7 @@ def test_the_command_and_python_give_the_same_envelope(folder, capsys):
     by_python = certify.run(models.read(MODEL), recipe, table.features, table.targets, radii=range(4))
     for side, other in zip(by_command.stacked(), by_python.stacked(), strict=True):
         np.testing.assert_array_equal(side, other)
-    release = privacy.predict(by_python, models.read(MODEL), table.features[:2], epsilon=2.0)
+    release = privacy.predict(by_python, models.read(MODEL), table.features[:2], epsilon=2.0, joint=False)
     assert release.values.shape == (2, 1) and release.guarantee.releases == 2
 
 
@@ -270,3 +270,30 @@ def test_a_prediction_that_is_the_same_for_all_data_sets_is_released(folder, cap
     assert code == 0, err
     released = np.loadtxt(folder / "released.csv", skiprows=1)
     np.testing.assert_allclose(released, 50.0, atol=1e-3)
+
+
+def test_predictions_are_paid_from_a_ledger(folder, capsys):
+    assert certdp(capsys, *CERTIFY, "--radii", "0..6")[0] == 0
+    assert certdp(capsys, "budget", "create", "l.ledger", "study", "--epsilon", "1")[0] == 0
+    paid = [*PREDICT, "--epsilon", "0.3", "--per-query", "--ledger", "l.ledger", "--budget", "study"]
+    code, out, err = certdp(capsys, *paid)
+    assert code == 0 and "epsilon = 0.9" in out and "epsilon = 0.1 is left" in out, err
+    first = (folder / "released.csv").read_text()
+    code, out, _ = certdp(capsys, *paid)
+    assert code == 0 and "0 new inputs" in out and (folder / "released.csv").read_text() == first
+    code, _, err = certdp(capsys, *PREDICT, "--epsilon", "0.2", "--per-query", *paid[-4:])
+    assert code == 2 and "only epsilon = 0.1" in err
+    code, _, err = certdp(capsys, *paid, "--classify")
+    assert code == 2 and "ledger" in err
+    assert certdp(capsys, *paid[:-2])[0] == 2
+
+
+def test_a_private_model_is_released_with_its_guarantee(folder, capsys):
+    words = ["release", MODEL, "--data", "train.csv", "--recipe", "recipe.toml", "--radii", "0..4", "--epsilon", "5"]
+    code, out, err = certdp(capsys, *words, "-o", "private.onnx")
+    assert code == 0 and "epsilon = 5" in out, err
+    stored = {p.key: p.value for p in onnx.load("private.onnx").metadata_props}
+    assert any(key.startswith("certdp") and "5" in value for key, value in stored.items())
+    before, after = models.read(MODEL), models.read("private.onnx")
+    assert [p.shape for p in before.trainable] == [p.shape for p in after.trainable]
+    assert (before.initial() != after.initial()).any() and np.isfinite(after.initial()).all()

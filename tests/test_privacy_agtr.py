@@ -12,7 +12,7 @@ import pytest
 
 import privacy
 from certify.errors import CapabilityError, PrivacyError, RadiusError
-from privacy import agtr
+from privacy import agtr, mechanism
 
 RANGE = (-1.0, 1.0)
 
@@ -40,20 +40,20 @@ def linear_bounds(radii, step=0.01, outputs=1):
 
 def test_release_holds_public_facts_only():
     nominal, lower, upper = world()
-    one, private = privacy.release_predictions(nominal, lower, upper, None, RANGE, 6.0)
+    one, private = privacy.release_predictions(nominal, lower, upper, None, RANGE, 6.0, joint=False)
     g = one.guarantee
     assert (g.epsilon, g.delta, g.adjacency, g.releases) == (6.0, 0.0, "replace-one", 6)
     assert g.epsilon_per_release == 1.0 and g.delta_per_release == 0.0 and "cauchy" in g.mechanism
     assert set(vars(one)) == {"values", "guarantee"}
     # The guarantee is the same for other data with the same public facts.
-    other, _ = privacy.release_predictions(nominal / 2, lower / 2, upper / 2, None, RANGE, 6.0)
+    other, _ = privacy.release_predictions(nominal / 2, lower / 2, upper / 2, None, RANGE, 6.0, joint=False)
     assert other.guarantee == g
     assert "0." not in repr(private) and private.scale.shape == (3, 2)
 
 
 def test_values_are_on_the_grid_inside_the_range():
     nominal, lower, upper = world(200, 1)
-    one, _ = privacy.release_predictions(nominal, lower, upper, None, RANGE, 200.0, 1e-3)
+    one, _ = privacy.release_predictions(nominal, lower, upper, None, RANGE, 200.0, 1e-3, joint=False)
     assert one.values.dtype == np.float64 and one.values.shape == (200, 1)
     assert np.all((one.values >= -1) & (one.values <= 1))
     assert np.all(one.values / one.guarantee.grid[0] == np.round(one.values / one.guarantee.grid[0]))
@@ -63,7 +63,7 @@ def test_values_are_on_the_grid_inside_the_range():
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.3, 1e-5), (7.1, 1e-3)])
 def test_shares_never_exceed_the_total(epsilon, delta):
     nominal, lower, upper = world(7, 3)
-    g = privacy.release_predictions(nominal, lower, upper, None, RANGE, epsilon, delta)[0].guarantee
+    g = privacy.release_predictions(nominal, lower, upper, None, RANGE, epsilon, delta, joint=False)[0].guarantee
     assert g.releases == 21
     assert Fraction(g.epsilon_per_release) * 21 <= Fraction(epsilon)
     assert Fraction(g.delta_per_release) * 21 <= Fraction(delta)
@@ -96,7 +96,7 @@ def test_scale_is_the_calibrated_smooth_bound():
 def test_noise_has_the_private_scale():
     nominal, lower, upper = world(4000, 1, radii=4, step=1e-4)
     nominal, lower, upper = (x * 1e-3 for x in (nominal, lower, upper))
-    one, private = privacy.release_predictions(nominal, lower, upper, 1e-3, RANGE, 4000.0, betas=[0.7])
+    one, private = privacy.release_predictions(nominal, lower, upper, 1e-3, RANGE, 4000.0, betas=[0.7], joint=False)
     from scipy import stats
 
     z = (one.values - nominal) / private.scale
@@ -158,7 +158,7 @@ def test_repeated_inputs_cost_nothing():
         return linear_bounds(range(5))(rows)
 
     # epsilon = 20 each: the noise is far narrower than the range, so equal values are equal answers.
-    one = privacy.predict_from_bounds(envelope(), bounds, queries, 40.0, output_range=RANGE)
+    one = privacy.predict_from_bounds(envelope(), bounds, queries, 40.0, output_range=RANGE, joint=False)
     assert len(seen) == 1 and seen[0].shape == (2, 2)
     assert one.guarantee.releases == 2 and one.guarantee.epsilon_per_release == 20.0
     v = one.values[:, 0]
@@ -176,8 +176,9 @@ def test_guarantee_carries_the_adjacency_of_the_envelope():
 def test_per_query_budget_is_reported_in_total():
     queries = np.arange(4.0)[:, None]
     one = privacy.predict_from_bounds(
-        envelope(), linear_bounds(range(5), outputs=2), queries, 0.1, 1e-6, per_query=True, output_range=RANGE
-    )
+        envelope(), linear_bounds(range(5), outputs=2), queries, 0.1, 1e-6,
+        per_query=True, output_range=RANGE, joint=False,
+    )  # fmt: skip
     g = one.guarantee
     assert g.releases == 8 and Fraction(g.epsilon) >= 4 * Fraction(0.1) and abs(g.epsilon - 0.4) < 1e-12
     assert Fraction(g.epsilon_per_release) * 2 <= Fraction(0.1) and Fraction(g.delta) >= 4 * Fraction(1e-6)
@@ -188,9 +189,9 @@ def test_ceiling_follows_the_distinct_rows():
     caught = {}
     original = agtr._release
 
-    def spy(nominal, lower, upper, bound, ceiling, *rest):
+    def spy(nominal, lower, upper, ceiling, *rest):
         caught["ceiling"] = ceiling
-        return original(nominal, lower, upper, bound, ceiling, *rest)
+        return original(nominal, lower, upper, ceiling, *rest)
 
     agtr._release = spy
     try:
@@ -214,15 +215,15 @@ def test_radii_on_demand_give_the_dense_bound():
     auto = {"beta": 0.7, "queries_sha256": "0" * 64}
     sparse = envelope(radii, auto)
     caught = []
-    original = agtr.calibration.noise_scale
-    agtr.calibration.noise_scale = lambda s, p: caught.append(s) or original(s, p)
+    original = mechanism.noise.noise_scale
+    mechanism.noise.noise_scale = lambda s, p: caught.append(s) or original(s, p)
     try:
         privacy.predict_from_bounds(sparse, linear_bounds(radii), np.zeros((1, 1)), 1.0, output_range=RANGE)
         privacy.predict_from_bounds(
             envelope(range(60)), linear_bounds(range(60)), np.zeros((1, 1)), 1.0, output_range=RANGE, betas=[0.7]
         )
     finally:
-        agtr.calibration.noise_scale = original
+        mechanism.noise.noise_scale = original
     assert list(caught[0]) == [0.7] and np.array_equal(caught[0][0.7], caught[1][0.7])
 
 
@@ -251,7 +252,8 @@ def test_radii_on_demand_give_the_bound_of_all_radii_up_to_the_slots(beta):
 
 def test_outputs_have_their_own_range():
     nominal, lower, upper = world(2, 2, step=100.0)
-    one, private = privacy.release_predictions(nominal, lower, upper, None, ([-1.0, -8.0], [1.0, 8.0]), 400.0)
+    ends = ([-1.0, -8.0], [1.0, 8.0])
+    one, private = privacy.release_predictions(nominal, lower, upper, None, ends, 400.0, joint=False)
     assert np.all(np.abs(one.values) <= [1.0, 8.0]) and len(one.guarantee.grid) == 2
     assert one.guarantee.grid[1] == 8 * one.guarantee.grid[0]
     assert np.all(np.max(list(private.smooth.values()), axis=0) <= [2.0, 16.0])

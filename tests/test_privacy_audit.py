@@ -22,7 +22,7 @@ def ours(lower, upper, ceiling, family, epsilon, delta=0.0, betas=None):
     """(smooth bounds by beta, noise scales) of our functions for query bounds (K+1, worlds) of each data
     set."""
     cross = privacy.cross_ranges(lower, upper)
-    pairs = privacy.admissible_pairs(family, epsilon, delta, betas)
+    pairs = privacy.admissible_pairs(family, epsilon, delta, betas=betas)
     bounds = {p.beta: privacy.smooth_bound(cross, ceiling, p.beta) for p in pairs}
     return bounds, privacy.noise_scale(bounds, pairs)
 
@@ -166,7 +166,7 @@ def test_a7_clipping_afterwards_is_not_private_and_clipping_before_is():
     inside = np.log((late[0] ** 2 + (y - far) ** 2) / (late[0] ** 2 + y**2))
     assert np.min(inside) > 6.0
 
-    _, private = privacy.release_predictions(nominal, lower, upper, None, (low, high), 2 * epsilon)
+    _, private = privacy.release_predictions(nominal, lower, upper, None, (low, high), 2 * epsilon, joint=False)
     assert private.nominal.tolist() == [[0.0, high]]
     f, scale = private.nominal[0], private.scale[0]
     assert abs(f[0] - f[1]) <= min(s[0].min() for s in private.smooth.values())
@@ -306,7 +306,9 @@ def test_release_predictions_of_neighbours_stay_within_the_claim():
         kept = []
         for i in range(lower.shape[1]):
             args = lo[:, 0, i][None].T[None], lo[:, :, i].T[..., None], up[:, :, i].T[..., None]
-            _, private = privacy.release_predictions(args[0][0], *args[1:], None, (-0.75, 0.5), epsilon, delta)
+            _, private = privacy.release_predictions(
+                args[0][0], *args[1:], None, (-0.75, 0.5), epsilon, delta, joint=False
+            )
             kept.append((private.nominal[:, 0], private.scale[:, 0]))
         for i, j in pairs:
             spent = [

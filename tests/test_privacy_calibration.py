@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_privacy_oracle import loss_over_region
 
 from certify.errors import PrivacyError
-from privacy.calibration import AdmissiblePair, admissible_pairs, noise_scale, split_budget
+from privacy.noise import AdmissiblePair, admissible_pairs, noise_scale, split_budget
 from privacy.smooth import TAU
 
 EPSILONS = (1e-3, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -158,4 +158,4 @@ def test_shares_never_exceed_the_total(total, parts):
 )
 def test_inadmissible_budgets_are_refused(family, epsilon, delta, betas, message):
     with pytest.raises(PrivacyError, match=message):
-        admissible_pairs(family, epsilon, delta, betas)
+        admissible_pairs(family, epsilon, delta, betas=betas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,12 @@ from rich.table import Table as RichTable
 
 from certify.cli.console import out
 from certify.envelope import read, write_atomically
-from certify.errors import EnvelopeError
+from certify.errors import EnvelopeError, PrivacyError
+
+_ADD_UP = (
+    "Every run of this command on the same data costs its budget again: add the costs up, or let a ledger do it "
+    "(`certdp budget`, --ledger)."
+)
 
 
 def command(
@@ -21,18 +27,29 @@ def command(
     data: Annotated[Path, typer.Option(help="Public inputs to predict for, one row each.")],
     epsilon: Annotated[float, typer.Option(help="Privacy budget of the whole file (see --per-query).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV to write; may be published.")],
-    delta: Annotated[float, typer.Option(help="With delta > 0 Laplace noise is used, else Cauchy.")] = 0.0,
+    delta: Annotated[float, typer.Option(help="Probability budget beside epsilon; 0 for pure noise.")] = 0.0,
     per_query: Annotated[
         bool, typer.Option("--per-query", help="(epsilon, delta) is spent on every distinct row, not on all together.")
     ] = False,
-    noise: Annotated[str | None, typer.Option(help="Noise family: cauchy or laplace; default by delta.")] = None,
+    noise: Annotated[str | None, typer.Option(help="Noise family; default by a public rule.")] = None,
+    joint: Annotated[
+        bool | None,
+        typer.Option("--joint/--separate", help="One release of all numbers, or each on its own; default by a rule."),
+    ] = None,
+    classify: Annotated[bool, typer.Option("--classify", help="Release labels: argmax of the outputs.")] = False,
+    threshold: Annotated[
+        float, typer.Option(help="With --classify and one output: label 1 above it, in model units (logit).")
+    ] = 0.0,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Ledger that pays, see `certdp budget` (private).")] = None,
+    budget: Annotated[str | None, typer.Option(help="Name of the budget in the ledger.")] = None,
 ) -> None:
     """Release private predictions; the CSV and the guarantee beside it are safe to publish."""
     from certify.tables import read_table, write_predictions
     from models import digest
     from models import read as read_model
-    from privacy.query import Query, predict
+    from privacy.ledgered import release_from
+    from privacy.query import Query
 
     certified = read(envelope)
     expected = certified.metadata.model_sha256
@@ -40,31 +57,45 @@ def command(
         raise EnvelopeError(
             f"{model}: is not the file that {envelope} was made from (their digests differ); give that ONNX file"
         )
-    query = Query.make(certified, read_model(model, output=output_name))
-    table = read_table(data, None, query.feature_names)
-    release = predict(certified, query, table.features, epsilon, delta, per_query=per_query, family=noise)
-    names = query.target_names
-    write_predictions(output, {name: release.values[:, j] for j, name in enumerate(names)})
+    graph = read_model(model, output=output_name)
+    options = {"per_query": per_query, "family": noise, "joint": joint}
+    if classify:
+        if ledger is not None or budget is not None:
+            raise PrivacyError("ledger: labels cannot be paid from a ledger; leave --ledger and --budget out")
+        from privacy.classification import classify as release_labels
+
+        query = Query.make(certified, graph, (-math.inf, math.inf))
+        table = read_table(data, None, query.feature_names)
+        release = release_labels(certified, query, table.features, epsilon, delta, threshold=threshold, **options)
+        scores = release.scores.T
+        names = ["score"] if len(scores) == 1 else [f"score_{c}" for c in range(len(scores))]
+        columns = {"label": release.labels, **dict(zip(names, scores, strict=True))}
+    else:
+        query = Query.make(certified, graph)
+        table = read_table(data, None, query.feature_names)
+        release = release_from(ledger, budget, certified, query, table.features, epsilon, delta, **options)
+        columns = dict(zip(query.target_names, release.values.T, strict=True))
+    write_predictions(output, columns)
     guarantee = {**asdict(release.guarantee), "inputs": data.name}
     beside = output.with_suffix(".guarantee.json")
     write_atomically(beside, (json.dumps(guarantee, indent=2) + "\n").encode())
-    _show(release, names, output, beside)
+    _show(columns, release.guarantee, output, beside)
 
 
-def _show(release, names, output: Path, beside: Path) -> None:
+def _show(columns, g, output: Path, beside: Path) -> None:
     table = RichTable(title="private predictions (first rows)", title_justify="left")
     table.add_column("row", justify="right")
-    for name in names:
+    for name in columns:
         table.add_column(name, justify="right")
-    for i, row in enumerate(release.values[:10]):
+    for i, row in enumerate(zip(*(column[:10] for column in columns.values()), strict=True)):
         table.add_row(str(i), *(f"{v:.5g}" for v in row))
-    g = release.guarantee
     out.print(table)
     cost = f"epsilon = {g.epsilon:g}" + (f", delta = {g.delta:g}" if g.delta else "")
+    each = f"releases of {g.dimension} numbers" if g.dimension > 1 else "releases"
     out.print(
-        f"[bold]cost[/]       {cost} in all ({g.releases} releases at epsilon = {g.epsilon_per_release:.4g} each), "
+        f"[bold]cost[/]       {cost} in all ({g.releases} {each} at epsilon = {g.epsilon_per_release:.4g} each), "
         f"adjacency {g.adjacency}\n"
         f"[bold]mechanism[/]  {g.mechanism}\n"
         f"[bold]written[/]    {output} and {beside}; both may be published.\n"
-        "Every run of this command on the same data costs its budget again: add the costs up."
+        + getattr(g, "note", _ADD_UP)
     )
