@@ -165,7 +165,7 @@ def require_contiguous(radii) -> None:
     if radii != list(range(len(radii))):
         raise RadiusError(
             f"radii: {_short(radii)} is not 0, 1, ..., K without gaps, and filling gaps breaks smoothness; "
-            "use smooth_bound_indexed (discount per index) or dense.dense_from_sparse"
+            "certify radii 0..K (certdp certify --radii 0..K), or use smooth_bound_indexed in Python"
         )
 
 
