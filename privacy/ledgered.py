@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from privacy import amounts
 from privacy.ledger import Amounts, Ledger, LedgerError
 from privacy.query import Query, predict
 
-__all__ = ["LedgeredGuarantee", "LedgeredRelease", "predict_with_ledger", "release_from"]
+__all__ = ["LedgeredGuarantee", "LedgeredRelease", "paid", "predict_with_ledger", "release_from"]
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,31 @@ def release_from(
     if ledger is None or name is None:
         raise LedgerError("ledger, budget: found one without the other; name the ledger file and the budget in it")
     return predict_with_ledger(Ledger(ledger), name, envelope, model, features, epsilon, delta, **options)
+
+
+def paid(
+    ledger: str | Path | None,
+    name: str | None,
+    facts: Mapping,
+    epsilons: Iterable[float],
+    deltas: Iterable[float],
+    adjacency: str,
+    description: str,
+    release: Callable[[], Any],
+) -> Any:
+    """The answer of `release()`, paid from the file `ledger` before it is called; plain when neither is named.
+
+    `facts`: public JSON values that decide the answer's law; asked again with the same ones, the stored answer is
+    returned for nothing.  `epsilons`, `deltas`: float costs, added up exactly and never rounded down.  The answer is
+    a JSON value.  If `release` fails or is killed, its cost stays spent.
+    """
+    if ledger is None and name is None:
+        return release()
+    if ledger is None or name is None:
+        raise LedgerError("ledger, budget: found one without the other; name the ledger file and the budget in it")
+    book = Ledger(ledger)
+    total = [amounts.total((amounts.cost(x, "cost"), 1) for x in costs) for costs in (epsilons, deltas)]
+    return book.spend(name, book.key(**facts), *total, release, adjacency=adjacency, description=description)
 
 
 def _distinct(prepared: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -283,8 +284,6 @@ def test_predictions_are_paid_from_a_ledger(folder, capsys):
     assert code == 0 and "0 new inputs" in out and (folder / "released.csv").read_text() == first
     code, _, err = certdp(capsys, *PREDICT, "--epsilon", "0.2", "--per-query", *paid[-4:])
     assert code == 2 and "only epsilon = 0.1" in err
-    code, _, err = certdp(capsys, *paid, "--classify")
-    assert code == 2 and "ledger" in err
     assert certdp(capsys, *paid[:-2])[0] == 2
 
 
@@ -297,3 +296,30 @@ def test_a_private_model_is_released_with_its_guarantee(folder, capsys):
     before, after = models.read(MODEL), models.read("private.onnx")
     assert [p.shape for p in before.trainable] == [p.shape for p in after.trainable]
     assert (before.initial() != after.initial()).any() and np.isfinite(after.initial()).all()
+
+
+def test_labels_and_models_are_paid_from_a_ledger(folder, capsys):
+    assert certdp(capsys, *CERTIFY, "--radii", "0..6")[0] == 0
+    assert certdp(capsys, "budget", "create", "l.ledger", "study", "--epsilon", "10")[0] == 0
+    book, pays = privacy.Ledger("l.ledger"), ["--ledger", "l.ledger", "--budget", "study"]
+    labels = [*PREDICT, "--classify", "--epsilon", "0.5", "--per-query", *pays]
+    for _ in range(2):  # the second time for nothing
+        code, _, err = certdp(capsys, *labels)
+        assert code == 0, err
+        assert book.remaining("study").epsilon == Decimal("8.5")
+    first = (folder / "released.csv").read_text()
+    assert certdp(capsys, *labels)[0] == 0 and (folder / "released.csv").read_text() == first
+
+    model = ["release", MODEL, "--data", "train.csv", "--recipe", "recipe.toml", "--radii", "0..4"]
+    model += ["-o", "private.onnx"]
+    files = []
+    for _ in range(2):
+        code, out, err = certdp(capsys, *model, "--epsilon", "5", *pays)
+        assert code == 0 and "epsilon = 5" in out, err
+        files.append((folder / "private.onnx").read_bytes())
+        assert book.remaining("study").epsilon == Decimal("3.5")
+    assert files[0] == files[1]
+    (folder / "private.onnx").unlink()
+    code, _, err = certdp(capsys, *model, "--epsilon", "4", *pays)
+    assert code == 2 and "only epsilon = 3.5" in err and not (folder / "private.onnx").exists()
+    assert certdp(capsys, *model, "--epsilon", "1", *pays[:2])[0] == 2

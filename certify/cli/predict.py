@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.table import Table as RichTable
 
 from certify.cli.console import out
-from certify.envelope import read, write_atomically
-from certify.errors import EnvelopeError, PrivacyError
+from certify.envelope import content_digest, read, write_atomically
+from certify.errors import EnvelopeError
 
 _ADD_UP = (
     "Every run of this command on the same data costs its budget again: add the costs up, or let a ledger do it "
@@ -48,7 +51,7 @@ def command(
     from certify.tables import read_table, write_predictions
     from models import digest
     from models import read as read_model
-    from privacy.ledgered import release_from
+    from privacy.ledgered import paid, release_from
     from privacy.query import Query
 
     certified = read(envelope)
@@ -60,26 +63,38 @@ def command(
     graph = read_model(model, output=output_name)
     options = {"per_query": per_query, "family": noise, "joint": joint}
     if classify:
-        if ledger is not None or budget is not None:
-            raise PrivacyError("ledger: labels cannot be paid from a ledger; leave --ledger and --budget out")
         from privacy.classification import classify as release_labels
 
         query = Query.make(certified, graph, (-math.inf, math.inf))
         table = read_table(data, None, query.feature_names)
-        release = release_labels(certified, query, table.features, epsilon, delta, threshold=threshold, **options)
-        scores = release.scores.T
-        names = ["score"] if len(scores) == 1 else [f"score_{c}" for c in range(len(scores))]
-        columns = {"label": release.labels, **dict(zip(names, scores, strict=True))}
+        rows = np.unique(query.prepare(table.features) + 0.0, axis=0)
+        copies = len(rows) if per_query else 1
+
+        def draw() -> dict:
+            found = release_labels(certified, query, table.features, epsilon, delta, threshold=threshold, **options)
+            labels, scores = found.labels.tolist(), found.scores.T.tolist()
+            return {"labels": labels, "scores": scores, "guarantee": asdict(found.guarantee)}
+
+        facts = {"what": "labels", "envelope": content_digest(certified), "cost": [epsilon, delta], "options": options,
+                 "threshold": threshold, "inputs": hashlib.sha256(table.features.tobytes()).hexdigest()}  # fmt: skip
+        answer = paid(
+            ledger, budget, facts, [epsilon] * copies, [delta] * copies, certified.metadata.adjacency, "labels", draw
+        )
+        names = ["score"] if len(answer["scores"]) == 1 else [f"score_{c}" for c in range(len(answer["scores"]))]
+        columns = {"label": np.array(answer["labels"])}
+        columns |= {n: np.array(c) for n, c in zip(names, answer["scores"], strict=True)}
+        guarantee = SimpleNamespace(**answer["guarantee"])
     else:
         query = Query.make(certified, graph)
         table = read_table(data, None, query.feature_names)
         release = release_from(ledger, budget, certified, query, table.features, epsilon, delta, **options)
         columns = dict(zip(query.target_names, release.values.T, strict=True))
+        guarantee = release.guarantee
     write_predictions(output, columns)
-    guarantee = {**asdict(release.guarantee), "inputs": data.name}
+    facts = vars(guarantee) if isinstance(guarantee, SimpleNamespace) else asdict(guarantee)
     beside = output.with_suffix(".guarantee.json")
-    write_atomically(beside, (json.dumps(guarantee, indent=2) + "\n").encode())
-    _show(columns, release.guarantee, output, beside)
+    write_atomically(beside, (json.dumps({**facts, "inputs": data.name}, indent=2) + "\n").encode())
+    _show(columns, guarantee, output, beside)
 
 
 def _show(columns, g, output: Path, beside: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import typer
@@ -38,6 +41,8 @@ def command(
     threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; nothing is drawn twice.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Ledger that pays, see `certdp budget` (private).")] = None,
+    budget: Annotated[str | None, typer.Option(help="Name of the budget in the ledger.")] = None,
 ) -> None:
     """Train privately: release the parameters at public steps, and write a private ONNX model."""
     from certify.cli.certify import _frequency, _with_names
@@ -45,8 +50,10 @@ def command(
     from certify.envelope import write_atomically
     from certify.recipe import load
     from certify.tables import read_table
+    from models import digest
     from models import read as read_model
     from privacy.ags import AgsPlan, release_parameters
+    from privacy.ledgered import paid
 
     if output.parent != Path() and not output.parent.is_dir():
         raise CertdpError(f"{output}: the folder {output.parent} does not exist; create it or give another path")
@@ -77,19 +84,29 @@ def command(
         upper=box_upper,
     )
     state = output.with_name(output.name + ".run.safetensors")
-    try:
+
+    def learn() -> dict:
         with progress_bar("learning privately") as update:
             private = release_parameters(
                 graph, facts, table.features, table.targets, plan, model=model, output=output_name, backend=backend,
                 F=_frequency(frequency), threads=threads, state=state, resume=resume, progress=update,
             )  # fmt: skip
+        onnx = base64.b64encode(private.onnx).decode()
+        return {"onnx": onnx, "size": int(private.theta.size), "guarantee": asdict(private.guarantee)}
+
+    public = {"what": "parameters", "model": digest(model), "output": output_name, "recipe": facts.to_dict(),
+              "plan": repr(plan), "backend": backend, "F": frequency}  # fmt: skip
+    try:
+        answer = paid(
+            ledger, budget, public, plan.epsilons, plan.deltas, facts.privacy.adjacency, "private model", learn
+        )
     except KeyboardInterrupt:
         err.print(f"certdp: interrupted; {state.name} keeps what was released, add --resume to go on")
         raise typer.Exit(130) from None
-    write_atomically(output, private.onnx)
+    write_atomically(output, base64.b64decode(answer["onnx"]))
     for leftover in [state, *state.parent.glob(state.name + ".window-*")]:
         leftover.unlink(missing_ok=True)
-    out.print(_summary(private, model, data, output))
+    out.print(_summary(SimpleNamespace(**answer["guarantee"]), answer["size"], model, data, output))
 
 
 def _numbers(text: str, name: str, kind=float) -> list:
@@ -99,9 +116,8 @@ def _numbers(text: str, name: str, kind=float) -> list:
         raise CertdpError(f"{name}: found {text!r}; numbers with commas are accepted") from None
 
 
-def _summary(private, model: Path, data: Path, output: Path) -> Panel:
+def _summary(g, size: int, model: Path, data: Path, output: Path) -> Panel:
     """What was released, what it cost, what it means. Public facts only: neither scales nor widths."""
-    g = private.guarantee
     lines = RichTable.grid(padding=(0, 2))
     cost = f"epsilon = {g.epsilon:g}" + (f", delta = {g.delta:g}" if g.delta else "")
     lost = f", {g.lost} of them lost when the run was interrupted" if g.lost else ""
@@ -110,7 +126,7 @@ def _summary(private, model: Path, data: Path, output: Path) -> Panel:
     for key, value in [
         ("model", f"{model.name}, trained on {data.name}"),
         ("cost", f"{cost} in all, {releases} release(s){lost}"),
-        ("released", f"{private.theta.size} parameters after step(s) {', '.join(map(str, g.steps))}"),
+        ("released", f"{size} parameters after step(s) {', '.join(map(str, g.steps))}"),
         ("adjacency", same),
         ("mechanism", g.mechanism),
         ("written", f"{output}; may be published, the guarantee is in its metadata (certdp.*)"),
