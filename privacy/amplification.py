@@ -64,7 +64,7 @@ def amplified(total: Composed, slots: int, size: int) -> Amplified:
     epsilon, q_up = up(Fraction(total.epsilon)), up(q)
     if size == slots:
         value = epsilon
-    elif epsilon > 1.0:
+    elif epsilon > 600.0:
         # ln(1 + q (e^eps - 1)) = eps + ln(q + (1 - q) e^-eps), no overflow; each term rounded up.
         inner = q_up + up(1 - q) * math.exp(-epsilon) * (1.0 + 2.0**-50)
         value = epsilon + math.log(inner)

@@ -14,7 +14,7 @@ from builders import mlp, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.losses import Hinge, Huber, Squared
+from models.losses import Absolute, Hinge, Huber, Squared
 from models.ops import LeakyRelu, Relu, Sigmoid, Softplus, Tanh
 from solvers import gradients
 from solvers.gradients import FixedPoint
@@ -189,6 +189,23 @@ def test_rounding_inside_the_gradients_is_covered():
             exact = rational_run(x, y, theta, [range(slots)], rate, clip, slots, 1.0)
             for j in range(2):
                 assert Fraction(float(boxes.lower[1, j])) <= exact[j] <= Fraction(float(boxes.upper[1, j]))
+
+
+@pytest.mark.parametrize("bound", [stepwise, ibp])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_rounding_of_gradients_to_the_grid_is_covered(sign, bound):
+    """Gradients that all round the same way, and a neighbour that attains the end exactly but for that rounding."""
+    slots, clip, rate, unit = 8, 0.5, 0.25, 2.0**-45
+    assert FixedPoint.make(clip, slots).scale == 1 / unit
+    features = (np.arange(1, slots + 1)[:, None] * 2.0**38 + 0.49) * unit
+    targets = np.full((slots, 1), 1e3 * sign)  # residuals keep their sign: the gradient of the weight is -sign * x
+    batches = [range(slots)] * 3
+    options = {"rate": rate, "clip": clip, "theta": [0.0, 0.0], "loss": Absolute()}
+    boxes = bound(window(mlp((1, 1)), features, targets, batches, (0, 1), **options))
+    kept = sum(Fraction(float(x)) for x in features[1:, 0])  # the least one is replaced by a clipped one
+    exact = Fraction(rate) / slots * len(batches) * (kept + Fraction(clip))
+    reached = boxes.upper[1, 0] if sign > 0 else -boxes.lower[1, 0]
+    assert exact <= Fraction(float(reached)) <= exact * (1 + Fraction(1, 10**11))
 
 
 def test_envelopes_do_not_depend_on_threads_or_tiles(monkeypatch):
