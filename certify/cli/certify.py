@@ -11,8 +11,9 @@ from rich.panel import Panel
 from rich.table import Table as RichTable
 
 from certify.cli.console import PRIVATE, err, out, progress_bar, seconds
+from certify.cli.inputs import read_inputs
 from certify.envelope import SUFFIX, Envelope, write
-from certify.errors import CertdpError, DataError
+from certify.errors import CertdpError
 
 
 def command(
@@ -50,25 +51,14 @@ def command(
 ) -> None:
     """Bound training on every neighbouring data set and write an envelope."""
     from certify.driver import parse_radii, run
-    from certify.recipe import load
     from certify.tables import read_table
     from models import digest
-    from models import read as read_model
 
     if not output.name.endswith(SUFFIX):
         raise CertdpError(f"{output}: the name of an envelope ends in {SUFFIX}; add the suffix")
     if output.parent != Path() and not output.parent.is_dir():
         raise CertdpError(f"{output}: the folder {output.parent} does not exist; create it or give another path")
-    facts = load(recipe)
-    names = [n.strip() for n in target.split(",")] if target else facts.target.names
-    if names is None and not data.name.lower().endswith(".npz"):
-        raise DataError("target: no target column is given; pass --target or set target.names in the recipe")
-    table = read_table(data, names, facts.features.names)
-    if table.targets is None:
-        raise DataError(f"{data}: holds no target; pass --target, or store an array 'y'")
-    if not data.name.lower().endswith(".npz"):
-        facts = _with_names(facts, table)
-    graph = read_model(model, output=output_name)
+    facts, table, graph = read_inputs(model, data, recipe, target, output_name)
     options = {
         "backend": backend,
         "F": None if frequency is None else _frequency(frequency),
@@ -103,16 +93,6 @@ def command(
     for leftover in checkpoint.parent.glob(checkpoint.name.removesuffix(".safetensors") + "*.safetensors"):
         leftover.unlink()
     out.print(summary(envelope, model, data, output))
-
-
-def _with_names(facts, table):
-    """The recipe with the (public) column names written out, so that predictions read the same columns."""
-    from certify.recipe import from_dict
-
-    plain = facts.to_dict()
-    plain["features"]["names"] = list(table.feature_names)
-    plain["target"]["names"] = list(table.target_names)
-    return from_dict(plain, "recipe")
 
 
 def _frequency(text: str) -> int | list[int]:

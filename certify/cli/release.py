@@ -13,7 +13,8 @@ from rich.panel import Panel
 from rich.table import Table as RichTable
 
 from certify.cli.console import err, out, progress_bar
-from certify.errors import CertdpError, DataError, RadiusError
+from certify.cli.inputs import read_inputs
+from certify.errors import CertdpError, RadiusError
 
 
 def command(
@@ -45,13 +46,10 @@ def command(
     budget: Annotated[str | None, typer.Option(help="Name of the budget in the ledger.")] = None,
 ) -> None:
     """Train privately: release the parameters at public steps, and write a private ONNX model."""
-    from certify.cli.certify import _frequency, _with_names
+    from certify.cli.certify import _frequency
     from certify.driver import parse_radii
     from certify.envelope import write_atomically
-    from certify.recipe import load
-    from certify.tables import read_table
     from models import digest
-    from models import read as read_model
     from privacy.ags import AgsPlan, release_parameters
     from privacy.ledgered import paid
 
@@ -62,16 +60,7 @@ def command(
     wanted = parse_radii(radii)
     if list(wanted) != list(range(len(wanted))):
         raise RadiusError(f"radii: found {radii!r}; a release needs radii without gaps, like 0..16")
-    facts = load(recipe)
-    names = [n.strip() for n in target.split(",")] if target else facts.target.names
-    if names is None and not data.name.lower().endswith(".npz"):
-        raise DataError("target: no target column is given; pass --target or set target.names in the recipe")
-    table = read_table(data, names, facts.features.names)
-    if table.targets is None:
-        raise DataError(f"{data}: holds no target; pass --target, or store an array 'y'")
-    if not data.name.lower().endswith(".npz"):
-        facts = _with_names(facts, table)
-    graph = read_model(model, output=output_name)
+    facts, table, graph = read_inputs(model, data, recipe, target, output_name)
     slots = facts.batches.slots or len(table.features)
     plan = AgsPlan.make(
         _numbers(steps, "steps", int) if steps else [facts.total_steps(slots)],
