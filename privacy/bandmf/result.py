@@ -11,7 +11,8 @@ class DeltaBound:
 
     ``estimate`` is a point estimate, no guarantee.  ``failure_probability`` 0 means a deterministic bound.
     ``direction`` is "remove" (data set with the example against without), "add", or "both" (the larger).  ``method``
-    says how it was found ("exact", "renyi", "tilted monte carlo", "monte carlo", ...), ``samples`` and ``seconds`` what it took.
+    says how it was found ("exact", "renyi", "tilted monte carlo", "monte carlo"); ``samples``
+    and ``seconds`` say what it took.
     """
 
     epsilon: float

@@ -94,7 +94,10 @@ class CyclicPoisson:
 
 @dataclass(frozen=True)
 class BallsInBins:
-    """Every example is put into one of ``separation`` bins uniformly; it takes part in steps ``i = bin mod separation``."""
+    """Every example is put into one of ``separation`` bins uniformly; it takes part in the steps of its bin.
+
+    Bin ``j`` has the steps ``i = j mod separation``.
+    """
 
     steps: int
     examples: int
