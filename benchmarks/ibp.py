@@ -72,7 +72,7 @@ def ours(records: int, dims, radii, steps: int, repetitions: int, products: str 
         boxes = Boxes.point(graph.initial(), len(radii))
         for _ in range(count):  # windows of one step, the default for full batches
             one = (Step(batch, RATE),)
-            boxes = bound("ibp", Window(graph, Squared(), rows, one, boxes, tuple(radii), CLIP, 1.0, records))
+            boxes = bound("ibp", Window(graph, Squared(), rows, one, (boxes,), tuple(radii), CLIP, 1.0, records))[-1]
 
     run(2)  # compile
     times = []

@@ -242,7 +242,7 @@ def attack_report(
 
 def trajectory(problem: Problem) -> np.ndarray:
     """The nominal run, ``(T + 1, P)``: row ``t`` after ``t`` steps, the last row equal to ``train`` bit for bit."""
-    window, plan = problem.window(0, 0, problem.start(()), ()), Plan(problem.graph)
+    window, plan = problem.window(0, 0, [problem.start(())], ()), Plan(problem.graph)
     boxes, rows = window.boxes, [window.boxes.nominal]
     for t in range(problem.steps):
         boxes = step(window, plan, boxes, problem.step(t), None, 1)
@@ -266,7 +266,7 @@ def unclipped_gradients(
     problem: Problem, plan: Plan, theta: np.ndarray, x: np.ndarray, y: np.ndarray, scale: float = 1.0
 ) -> np.ndarray:
     """Per-record gradients times ``scale`` before the clip, ``(n, P)``; zero for a record that overflows."""
-    window = problem.window(0, 0, Boxes.point(theta, 0), ())
+    window = problem.window(0, 0, [Boxes.point(theta, 0)], ())
     shared, parts = plan.shared(theta), [np.zeros((0, plan.size))]
     for start in range(0, x.shape[1], plan.tile):
         one, two = (np.ascontiguousarray(a[:, start : start + plan.tile]) for a in (x, y))

@@ -19,18 +19,16 @@ from safetensors import SafetensorError, safe_open
 
 from certify.envelope import write_atomically
 from certify.errors import CheckpointError
+from certify.windows import Trail
 
 _KEY = "certdp-checkpoint"
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """State after ``step`` steps: nominal ``(P,)``, boxes ``(K, P)``, mean widths ``(step + 1, K)``, seconds so far."""
+    """State after some steps: the trail of boxes, mean widths ``(steps so far + 1, K)``, seconds so far."""
 
-    step: int
-    nominal: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
+    trail: Trail
     widths: np.ndarray
     seconds: float
 
@@ -60,17 +58,12 @@ class CheckpointFile:
         if self._digest is None:
             self._digest = self._identity(self._salt)
         metadata = {
-            "step": state.step,
+            "step": state.trail.step,
             "seconds": state.seconds,
             "salt": self._salt.hex(),
             "identity": self._digest,
         }
-        tensors = {
-            "nominal": state.nominal,
-            "lower": state.lower,
-            "upper": state.upper,
-            "widths": state.widths,
-        }
+        tensors = {**state.trail.arrays(), "widths": state.widths}
         tensors = {name: np.ascontiguousarray(value, dtype=np.float64) for name, value in tensors.items()}
         write_atomically(self.path, safetensors.numpy.save(tensors, {_KEY: json.dumps(metadata)}))
 
@@ -81,11 +74,9 @@ class CheckpointFile:
         try:
             with safe_open(self.path, "numpy") as file:
                 metadata = json.loads(file.metadata()[_KEY])
-                state = Checkpoint(
-                    int(metadata["step"]),
-                    *(file.get_tensor(name) for name in ("nominal", "lower", "upper", "widths")),
-                    float(metadata["seconds"]),
-                )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                widths = tensors.pop("widths")
+                state = Checkpoint(Trail.restore(int(metadata["step"]), tensors), widths, float(metadata["seconds"]))
             salt, identity = bytes.fromhex(metadata["salt"]), metadata["identity"]
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.path}: damaged checkpoint ({error}); delete it and run again") from error

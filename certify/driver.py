@@ -12,8 +12,9 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,15 +24,17 @@ from certify import schedule as schedules
 from certify._siblings import require
 from certify.checkpoint import Checkpoint, CheckpointFile
 from certify.envelope import Capabilities, Envelope, Metadata
-from certify.errors import CertdpError, DataError, RadiusError, RecipeError
+from certify.errors import CertdpError, DataError, RadiusError
 from certify.recipe import Recipe
+from certify.windows import Method, Span, Trail, spans
 
 require("models", "solvers")
 
 from models.errors import ModelError  # noqa: E402
 from models.ir import Graph  # noqa: E402
 from models.losses import Loss, TargetError, make_loss  # noqa: E402
-from solvers import BACKENDS, Boxes, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
+from models.ops import Interval  # noqa: E402
+from solvers import BACKENDS, Boxes, Options, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
 
 #: Memory that a default choice of F may use, and that any choice may.
 _COMFORTABLE_BYTES = 1 << 30
@@ -56,23 +59,43 @@ class Problem:
     def steps(self) -> int:
         return self.schedule.steps
 
+    @cached_property
+    def feature_range(self) -> Interval | None:
+        """Public ends ``(F, 1)`` of prepared features; None where the recipe states none."""
+        lower, upper = self.recipe.features.lower, self.recipe.features.upper
+        if lower is None or upper is None:
+            return None
+        ends = (np.broadcast_to(np.asarray(end, float), self.graph.input_features) for end in (lower, upper))
+        return Interval(*(self.recipe.prepare_features(end[None]).reshape(-1, 1) for end in ends))
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """int64 ``(slots,)``: equal for slots that are in the same batches throughout the run; public."""
+        found = np.zeros(self.schedule.slots, np.int64)
+        for t in range(self.steps):
+            inside = np.zeros(self.schedule.slots, np.int64)
+            inside[self.schedule.batch(t)] = 1
+            found = np.unique(2 * found + inside, return_inverse=True)[1]
+        return found
+
     def step(self, t: int) -> Step:
         return Step(self.schedule.batch(t), float(self.rates[t]))
 
-    def window(self, start: int, stop: int, boxes: Boxes, radii: Sequence[int]) -> Window:
-        """Steps ``start .. stop - 1`` from ``boxes``."""
+    def window(self, start: int, stop: int, known: Sequence[Boxes], radii: Sequence[int]) -> Window:
+        """Steps ``start .. stop - 1`` from ``known[0]``; the rest of ``known`` is the boxes after the first steps."""
         training = self.recipe.training
         return Window(
             graph=self.graph,
             loss=self.loss,
             records=self.records,
             steps=tuple(self.step(t) for t in range(start, stop)),
-            boxes=boxes,
+            known=tuple(known),
             radii=tuple(radii),
             clip=training.clip,
             contraction=training.contraction,
             normaliser=self.schedule.normaliser,
             adjacency=self.recipe.privacy.adjacency,
+            feature_range=self.feature_range,
         )
 
     def start(self, radii: Sequence[int]) -> Boxes:
@@ -143,21 +166,11 @@ def check_radii(radii: Sequence[int], slots: int) -> tuple[int, ...]:
     return wanted
 
 
-def window_lengths(steps: int, concretisation: int | Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges (start, stop) of the windows: ``F`` steps each, or the given lengths with the last repeated."""
-    lengths = [concretisation] if isinstance(concretisation, int) else list(concretisation)
-    if not lengths or any(not isinstance(f, int) or f < 1 for f in lengths):
-        raise RecipeError(f"F: found {concretisation!r}; a window has at least one step")
-    start = 0
-    while start < steps:
-        stop = min(steps, start + lengths[0])
-        yield start, stop
-        start, lengths = stop, lengths[1:] or lengths
-
-
 def window_bytes(problem: Problem, length: int, radii: int, threads: int) -> int:
-    """Peak memory that windows of ``length`` steps need beyond the data, by public sizes: two numbers and two ends for
-    each parameter and slot, for as many radii as run side by side."""
+    """Peak memory of budget-coupled windows of ``length`` steps beyond the data, by public sizes.
+
+    Two numbers and two ends for each parameter and slot, for as many radii as run side by side.
+    """
     if length == 1 or problem.recipe.privacy.adjacency != "replace-one":
         return 0
     batch = problem.schedule.size
@@ -173,15 +186,78 @@ def default_frequency(problem: Problem) -> int:
     return epoch if window_bytes(problem, epoch, 2, 1) <= _COMFORTABLE_BYTES else 1
 
 
-def check_memory(problem: Problem, windows: list[tuple[int, int]], radii: int, threads: int) -> None:
+def check_memory(problem: Problem, windows: Sequence[Span], radii: int, threads: int) -> None:
     """Raises CertdpError for windows that would need more than ``_MOST_BYTES``."""
-    longest = max((stop - start for start, stop in windows), default=1)
+    longest = max((span.stop - span.start for span in windows), default=1)
     need = window_bytes(problem, longest, radii, threads)
     if need > _MOST_BYTES:
         raise CertdpError(
             f"F: windows of {longest} steps need about {need / 2**30:.0f} GiB for {radii} radii on {threads} threads, "
             f"more than {_MOST_BYTES >> 30} GiB; choose a smaller F or fewer threads"
         )
+
+
+def sweep(
+    problem: Problem,
+    radii: Sequence[int],
+    method: Method,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    theta: np.ndarray | None = None,
+    threads: int = 1,
+    file: CheckpointFile | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 20.0,
+    progress: Progress | None = None,
+) -> Checkpoint:
+    """The boxes of all radii after steps ``start .. stop - 1`` from the point ``theta``, window by window; PRIVATE.
+
+    Default: the whole run from the initial parameters.  ``file`` keeps the state every ``checkpoint_seconds``, on
+    interruption and at the end; with ``resume`` the state it holds is where the run goes on.  Steps of the result are
+    counted from ``start``.
+    """
+    stop = problem.steps if stop is None else stop
+    F = default_frequency(problem) if method.F is None else method.F
+    windows = list(spans(stop - start, F, method.stride))
+    check_memory(problem, windows, len(radii), threads)
+    keep = 1 if method.stride is None else F
+    trail = Trail(0, [problem.start(radii) if theta is None else Boxes.point(theta, len(radii))])
+    widths, before = np.zeros((stop - start + 1, len(radii))), 0.0
+    if resume:
+        saved = file.load()
+        trail, before = saved.trail, saved.seconds
+        widths[: trail.step + 1] = saved.widths
+    started = last_save = time.monotonic()
+
+    def state() -> Checkpoint:
+        return Checkpoint(trail, widths[: trail.step + 1], before + time.monotonic() - started)
+
+    try:
+        for span in windows:
+            if span.stop <= trail.step:
+                continue
+            known = trail.since(span.start)
+            found = bound(
+                method.backend,
+                problem.window(start + span.start, start + span.stop, known, radii),
+                method.options(threads),
+            )
+            widths[span.known + 1 : span.stop + 1] = [boxes.width for boxes in found]
+            trail = trail.then(found, keep)  # replaced as one value, so that an interruption cannot tear it
+            if progress is not None:
+                progress(start + trail.step, problem.steps, trail.last)
+            if file is not None and time.monotonic() - last_save > checkpoint_seconds:
+                file.save(state())
+                last_save = time.monotonic()
+    except BaseException:
+        # Ctrl-C and failures alike: what has been computed is kept.
+        if file is not None and trail.step:
+            file.save(state())
+        raise
+    if file is not None:
+        file.save(state())
+    return state()
 
 
 def run(
@@ -191,8 +267,6 @@ def run(
     targets: np.ndarray,
     radii: Sequence[int],
     *,
-    backend: str = "ibp",
-    F: int | Sequence[int] | None = None,
     threads: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
@@ -200,12 +274,12 @@ def run(
     progress: Progress | None = None,
     model_sha256: str | None = None,
     data_key: bytes | None = None,
+    **method,
 ) -> Envelope:
     """Bound training on every data set that differs from this one in up to ``k`` records, for all radii in one run.
 
     ``features``, ``targets``: as for `prepare`, private.  ``radii``: numbers of differing records, 0 is added.
-    ``F``: steps a window, or a list of window lengths: in all steps of a window the *same* ``k`` records differ, so
-    longer windows are tighter and cost more.  Default: an epoch of minibatches where memory allows, else one step.
+    ``method``: how training is bounded, the fields of `certify.windows.Method`: ``backend``, ``F``, ``stride``, ....
     ``threads``: default all cores; they do not change the result.
     ``checkpoint``: file to save the state to every ``checkpoint_seconds`` and on interruption; with ``resume`` the run
     continues from it and gives the result of an uninterrupted run bit for bit.  ``data_key``: secret key for a
@@ -219,19 +293,13 @@ def run(
 
     Raises DataError, RecipeError, RadiusError, CheckpointError, ModelError.
     """
-    if backend not in BACKENDS:
-        raise CertdpError(f"backend: found {backend!r}; there are: {', '.join(BACKENDS)}")
+    method = Method(**method)
     problem = prepare(graph, recipe, features, targets)
     radii = check_radii(radii, problem.schedule.slots)
-    threads = threads or os.cpu_count() or 1
-    F = default_frequency(problem) if F is None else F
-    windows = list(window_lengths(problem.steps, F))
-    check_memory(problem, windows, len(radii), threads)
     facts = {
         "recipe": recipe.to_dict(),
         "radii": list(radii),
-        "backend": backend,
-        "windows": windows,
+        "method": method.facts(),
         "slots": problem.schedule.slots,
         "parameters": [[p.name, list(p.shape)] for p in problem.graph.trainable],
         "nodes": [repr(n) for n in problem.graph.nodes],
@@ -240,49 +308,25 @@ def run(
     frozen = [p.value for p in problem.graph.parameters]
     arrays = [*frozen, problem.records.features, problem.records.targets]
     file = CheckpointFile(checkpoint, facts, arrays) if checkpoint is not None else None
-    widths = np.zeros((problem.steps + 1, len(radii)))
-    done, boxes, seconds = 0, problem.start(radii), 0.0
-    if resume:
-        if file is None:
-            raise CertdpError("resume: no checkpoint file is given")
-        saved = file.load()
-        done, seconds = saved.step, saved.seconds
-        boxes = Boxes(saved.nominal, saved.lower, saved.upper)
-        widths[: done + 1] = saved.widths
-    current = (done, boxes)  # replaced as one value, so that an interruption cannot tear it
-    started = last_save = time.monotonic()
-
-    def state() -> Checkpoint:
-        done, boxes = current
-        elapsed = seconds + time.monotonic() - started
-        return Checkpoint(done, boxes.nominal, boxes.lower, boxes.upper, widths[: done + 1], elapsed)
-
-    try:
-        for start, stop in windows:
-            if stop <= done:
-                continue
-            boxes = bound(backend, problem.window(start, stop, current[1], radii), threads)
-            widths[start + 1 : stop + 1] = boxes.width
-            current = (stop, boxes)
-            if progress is not None:
-                progress(stop, problem.steps, boxes)
-            if file is not None and time.monotonic() - last_save > checkpoint_seconds:
-                file.save(state())
-                last_save = time.monotonic()
-    except BaseException:
-        # Ctrl-C and failures alike: what has been computed is kept.
-        if file is not None and current[0]:
-            file.save(state())
-        raise
-    if file is not None:
-        file.save(state())
-    return _envelope(problem, current[1], radii, backend, F, widths, state().seconds, model_sha256, data_key)
+    if resume and file is None:
+        raise CertdpError("resume: no checkpoint file is given")
+    end = sweep(
+        problem,
+        radii,
+        method,
+        threads=threads or os.cpu_count() or 1,
+        file=file,
+        resume=resume,
+        checkpoint_seconds=checkpoint_seconds,
+        progress=progress,
+    )
+    return make_envelope(problem, end, radii, method, model_sha256, data_key)
 
 
 def train(graph: Graph, recipe: Recipe, features: np.ndarray, targets: np.ndarray, threads: int = 1) -> np.ndarray:
     """The nominal run alone: trained parameters ``(P,)``, private, equal to the radius-0 envelope bit for bit."""
     problem = prepare(graph, recipe, features, targets)
-    return bound("ibp", problem.window(0, problem.steps, problem.start(()), ()), threads).nominal
+    return bound("ibp", problem.window(0, problem.steps, [problem.start(())], ()), Options(threads))[-1].nominal
 
 
 def reach(graph: Graph, recipe: Recipe, slots: int) -> tuple[np.ndarray, np.ndarray]:
@@ -292,20 +336,24 @@ def reach(graph: Graph, recipe: Recipe, slots: int) -> tuple[np.ndarray, np.ndar
     loss = make_loss(recipe.training.loss, recipe.training.huber_delta)
     schedule = schedules.make(recipe, slots)
     problem = Problem(graph, recipe, loss, nothing, schedule, recipe.learning_rates(slots))
-    window = problem.window(0, 0, problem.start(()), ())
+    window = problem.window(0, 0, [problem.start(())], ())
     box = public_reach(window, [problem.step(t) for t in range(problem.steps)])
     return box.lower, box.upper
 
 
-def _envelope(problem, boxes, radii, backend, F, widths, seconds, model_sha256, data_key) -> Envelope:
-    capabilities = BACKENDS[backend]
+def make_envelope(
+    problem: Problem, end: Checkpoint, radii: Sequence[int], method: Method, model_sha256=None, data_key=None
+) -> Envelope:
+    """The envelope of a finished run."""
+    capabilities, boxes = BACKENDS[method.backend], end.trail.last
+    F = default_frequency(problem) if method.F is None else method.F
     monotone = capabilities.monotone and problem.loss.monotone and all(n.op.monotone for n in problem.graph.nodes)
     metadata = Metadata(
         adjacency=problem.recipe.privacy.adjacency,
         slots=problem.schedule.slots,
-        radii=radii,
+        radii=tuple(radii),
         parameters=tuple((p.name, p.shape) for p in problem.graph.trainable),
-        backend=backend,
+        backend=method.backend,
         capabilities=Capabilities(
             capabilities.sound,
             monotone,
@@ -313,13 +361,15 @@ def _envelope(problem, boxes, radii, backend, F, widths, seconds, model_sha256, 
             capabilities.tau,
             problem.recipe.arithmetic.products,
         ),
-        concretisation=F if isinstance(F, int) else tuple(F),
+        concretisation=F,
+        stride=method.stride,
+        solver=method.solver if capabilities.solvers else None,
         steps=problem.steps,
         recipe=problem.recipe.to_dict(),
         model_sha256=model_sha256,
         data_hmac=_data_digest(problem.records, data_key) if data_key else None,
         versions=_versions(),
-        wall_time_s=round(seconds, 3),
+        wall_time_s=round(end.seconds, 3),
     )
     split = problem.graph.split
     return Envelope(
@@ -327,7 +377,7 @@ def _envelope(problem, boxes, radii, backend, F, widths, seconds, model_sha256, 
         nominal=split(boxes.nominal),
         lower={k: split(boxes.lower[j]) for j, k in enumerate(radii)},
         upper={k: split(boxes.upper[j]) for j, k in enumerate(radii)},
-        history=widths,
+        history=end.widths,
     )
 
 

@@ -81,6 +81,7 @@ class Metadata:
 
     adjacency: "replace-one" or "zero-out"; slots: N; radii: increasing record counts, at most N;
     concretisation: F, steps per window, or the list of the windows' lengths; steps: T.
+    stride: new steps per window where windows overlap, else None; solver: of a backend that uses one, else None.
     data_hmac: a digest of the data under a secret key, or None; a plain hash of a small data set is a leak.
     wall_time_s: seconds (private, as everything that the data influence).
     auto: for radii picked on demand from the dense family, {"beta": number or list, "queries_sha256": hex}.
@@ -102,6 +103,8 @@ class Metadata:
     versions: dict[str, str] = field(default_factory=dict)
     wall_time_s: float | None = None
     auto: dict | None = None
+    stride: int | None = None
+    solver: str | None = None
     content_sha256: str | None = None
     format_version: int = FORMAT_VERSION
 
@@ -466,10 +469,12 @@ _FIELDS: dict[str, Callable] = {
     "versions": _versions,
     "wall_time_s": _nullable(_number(0)),
     "auto": _nullable(_auto),
+    "stride": _nullable(_integer(1)),
+    "solver": _nullable(_text),
     "content_sha256": _nullable(_hex64),
 }
 _OPTIONAL = {"recipe": None, "model_sha256": None, "data_hmac": None, "versions": {}, "wall_time_s": None,
-             "auto": None, "content_sha256": None}  # fmt: skip
+             "auto": None, "stride": None, "solver": None, "content_sha256": None}  # fmt: skip
 
 
 # --- the file: tensors and their checks ---

@@ -26,10 +26,10 @@ import hmac
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,11 +39,12 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from certify._siblings import require
-from certify.checkpoint import Checkpoint, CheckpointFile
-from certify.driver import Problem, check_radii, prepare, window_lengths
+from certify.checkpoint import CheckpointFile
+from certify.driver import Problem, check_radii, prepare, sweep
 from certify.envelope import write_atomically
-from certify.errors import CertdpError, CheckpointError, PrivacyError
+from certify.errors import CheckpointError, PrivacyError
 from certify.recipe import Recipe
+from certify.windows import Method
 from privacy import noise, sampling, smooth
 from privacy.agtr import require_capabilities
 from privacy.mechanism import Mechanism, release_vectors, smooth_bounds
@@ -51,7 +52,7 @@ from privacy.mechanism import Mechanism, release_vectors, smooth_bounds
 require("models", "solvers")
 
 from models.ir import Graph  # noqa: E402
-from solvers import BACKENDS, Boxes, bound, public_reach  # noqa: E402
+from solvers import BACKENDS, Boxes, public_reach  # noqa: E402
 
 Progress = Callable[[int, int, str], None]
 _KEY = "certdp-ags"
@@ -170,21 +171,21 @@ def release_parameters(
     *,
     model=None,
     output: str | None = None,
-    backend: str = "ibp",
-    F: int | Sequence[int] = 1,
     threads: int | None = None,
     state: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 20.0,
     progress: Progress | None = None,
     bits=None,
+    **method,
 ) -> PrivateModel:
     """Train privately: certify each window from the released point and release at the plan's steps.
 
-    `features`, `targets`: PRIVATE, as for `certify.run`. `graph`, `recipe`, `plan`, `backend`, `F`: PUBLIC. `model`:
-    the ONNX file, its bytes or proto, that `graph` was read from (with its `output`), to be written with the released
-    values. `state`: file that keeps every released point before the run goes on; `resume` continues from it.
-    `progress(steps done, steps in all, note)` tells nothing of the records but the time.
+    `features`, `targets`: PRIVATE, as for `certify.run`. `graph`, `recipe`, `plan`, `method`: PUBLIC; `method` holds
+    fields of `certify.windows.Method` (`backend`, `F`, `stride`, ...). `model`: the ONNX file, its bytes or proto, that
+    `graph` was read from (with its `output`), to be written with the released values. `state`: file that keeps every
+    released point before the run goes on; `resume` continues from it. `progress(steps done, steps in all, note)` tells
+    nothing of the records but the time.
 
     Guarantees (under the recipe's adjacency):
     * private model is dp: all released points together are (epsilon, delta)-DP with the totals of `guarantee`;
@@ -196,8 +197,7 @@ def release_parameters(
     Errors: PrivacyError, CapabilityError, RadiusError, DataError, RecipeError, CheckpointError, ModelError; all choices
     are checked before the first release.
     """
-    if backend not in BACKENDS:
-        raise CertdpError(f"backend: found {backend!r}; there are: {', '.join(BACKENDS)}")
+    method = Method(**method)
     problem = prepare(graph, recipe, features, targets)
     if plan.steps[-1] != problem.steps:
         raise PrivacyError(
@@ -205,7 +205,7 @@ def release_parameters(
             "end the list with the number of steps"
         )
     radii = check_radii(range(plan.radius + 1), problem.schedule.slots)
-    _require(problem, backend)
+    _require(problem, method.backend)
     initial = problem.graph.initial()
     mechanisms = plan.mechanisms(initial.size)
     box = _box(problem, plan)
@@ -214,7 +214,7 @@ def release_parameters(
         smooth.check_weights(weights)
     grid = np.array([sampling.public_grid(low, high) for low, high in zip(*box, strict=True)])
     windows = list(zip((0, *plan.steps), plan.steps, strict=False))
-    facts = _facts(problem, plan, backend, F)
+    facts = _facts(problem, plan, method)
     arrays = [initial, *(p.value for p in problem.graph.parameters), problem.records.features, problem.records.targets]
     kept = _RunFile(state, facts, arrays, len(windows))
     first = None if state is None else _saver(state, facts, [*arrays, initial], 0)
@@ -225,7 +225,12 @@ def release_parameters(
             continue
         theta = kept.points[-1] if kept.points else initial
         saver = None if state is None else _saver(state, facts, [*arrays, theta], j)
-        boxes = _certify(problem, start, stop, theta, radii, backend, F, threads, saver, checkpoint_seconds, progress)
+        end = sweep(
+            problem, radii, method, start=start, stop=stop, theta=theta, threads=threads, file=saver,
+            resume=saver is not None and saver.path.exists(), checkpoint_seconds=checkpoint_seconds,
+            progress=None if progress is None else partial(_report, progress, stop),
+        )  # fmt: skip
+        boxes = end.trail.last
         nominal, by_beta = _bounds(problem, start, stop, theta, boxes, box, mechanisms[j], weights, radii)
         kept.begin(j)
         ends = tuple(side[None] for side in box)
@@ -243,24 +248,8 @@ def release_parameters(
     return PrivateModel(theta, np.array(kept.points), problem.graph.split(theta), guarantee, content)
 
 
-def _certify(problem: Problem, start, stop, theta, radii, backend, F, threads, saver, every, progress) -> Boxes:
-    """The boxes of one window, all radii from the point `theta`; PRIVATE."""
-    boxes, done = Boxes.point(theta, len(radii)), start
-    if saver is not None and saver.path.exists():
-        saved = saver.load()
-        boxes, done = Boxes(saved.nominal, saved.lower, saved.upper), saved.step
-    last = time.monotonic()
-    for a, b in window_lengths(stop - start, F):
-        if start + b <= done:
-            continue
-        boxes = bound(backend, problem.window(start + a, start + b, boxes, radii), threads)
-        if progress is not None:
-            progress(start + b, problem.steps, f"next release after step {stop}")
-        if saver is not None and time.monotonic() - last > every:
-            widths = np.zeros((1, len(radii)))
-            saver.save(Checkpoint(start + b, boxes.nominal, boxes.lower, boxes.upper, widths, 0.0))
-            last = time.monotonic()
-    return boxes
+def _report(progress: Progress, stop: int, done: int, total: int, boxes: Boxes) -> None:
+    progress(done, total, f"next release after step {stop}")
 
 
 def _saver(state, facts: dict, arrays: list, j: int) -> CheckpointFile:
@@ -274,7 +263,7 @@ def _bounds(problem, start, stop, theta, boxes, box, mechanism, weights, radii):
     lower, upper = (np.clip(side, *box)[:, None, :] for side in (boxes.lower, boxes.upper))
     if not (np.all(np.isfinite(nominal)) and np.array_equal(lower[0], nominal) and np.array_equal(upper[0], nominal)):
         raise PrivacyError("window: the box of radius 0 is not the trained point; report this")
-    window = problem.window(0, 0, Boxes.point(theta, 0), ())
+    window = problem.window(0, 0, [Boxes.point(theta, 0)], ())
     reach = public_reach(window, [problem.step(t) for t in range(start, stop)])
     low, high = np.clip(reach.lower, *box), np.clip(reach.upper, *box)
     ceiling = np.maximum(smooth.subtract_up(high, low), smooth.SMALLEST_CEILING)[None]
@@ -294,7 +283,7 @@ def _box(problem: Problem, plan: AgsPlan) -> tuple[np.ndarray, np.ndarray]:
     if (plan.lower is None) != (plan.upper is None):
         raise PrivacyError("lower, upper: only one end of the public box is given; give both or neither")
     if plan.lower is None:
-        window = problem.window(0, 0, problem.start(()), ())
+        window = problem.window(0, 0, [problem.start(())], ())
         reach = public_reach(window, [problem.step(t) for t in range(problem.steps)])
         return reach.lower, reach.upper
     low, high = (_per_parameter(end, size, "lower, upper") for end in (plan.lower, plan.upper))
@@ -312,12 +301,11 @@ def _per_parameter(value, size: int, name: str) -> np.ndarray:
     return np.broadcast_to(value, (size,)).copy()
 
 
-def _facts(problem: Problem, plan: AgsPlan, backend: str, F) -> dict:
+def _facts(problem: Problem, plan: AgsPlan, method: Method) -> dict:
     return {
         "recipe": problem.recipe.to_dict(),
         "plan": plan.facts(),
-        "backend": backend,
-        "F": F if isinstance(F, int) else list(F),
+        "method": method.facts(),
         "slots": problem.schedule.slots,
         "parameters": [[p.name, list(p.shape)] for p in problem.graph.trainable],
         "nodes": [repr(n) for n in problem.graph.nodes],

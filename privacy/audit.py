@@ -26,15 +26,16 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from certify._siblings import require
-from certify.driver import Problem, _envelope, default_frequency, window_lengths
+from certify.driver import Problem, make_envelope, sweep
 from certify.envelope import Envelope
 from certify.errors import PrivacyError
+from certify.windows import Method
 from privacy import agtr, noise, smooth
 from privacy.query import Query
 
 require("models", "solvers")
 
-from solvers import Records, bound, make_records  # noqa: E402
+from solvers import Records, make_records  # noqa: E402
 
 SLACK = 1e-9
 """Relative rounding error allowed to the closed forms of the release laws (not to the other checks)."""
@@ -321,17 +322,10 @@ def merge(checks: Sequence[Check]) -> tuple[Check, ...]:
 # --- retraining and certifying real data sets ---
 
 
-def certify_problem(
-    problem: Problem, radii: Sequence[int], *, backend: str = "ibp", F=None, threads: int = 1
-) -> Envelope:
-    """The envelope of `problem`, which may leave any slot empty; the same steps and default `F` as `certify.run`."""
-    radii, boxes = tuple(radii), problem.start(tuple(radii))
-    F = default_frequency(problem) if F is None else F
-    widths = np.zeros((problem.steps + 1, len(radii)))
-    for start, stop in window_lengths(problem.steps, F):
-        boxes = bound(backend, problem.window(start, stop, boxes, radii), threads)
-        widths[start + 1 : stop + 1] = boxes.width
-    return _envelope(problem, boxes, radii, backend, F, widths, 0.0, None, None)
+def certify_problem(problem: Problem, radii: Sequence[int], *, threads: int = 1, **method) -> Envelope:
+    """The envelope of `problem`, which may leave any slot empty; `method` as for `certify.run`."""
+    radii, method = tuple(radii), Method(**method)
+    return make_envelope(problem, sweep(problem, radii, method, threads=threads), radii, method)
 
 
 def audit_pairs(
@@ -343,10 +337,9 @@ def audit_pairs(
     *,
     radii: Sequence[int],
     output_range=None,
-    backend: str = "ibp",
-    F=None,
     threads: int = 1,
     rule: Rule = shipped_rule,
+    **method,
 ) -> AuditReport:
     """Retrain and certify both sides of every pair and run all checks; PRIVATE.
 
@@ -363,7 +356,7 @@ def audit_pairs(
 
     def prepared(problem: Problem):
         if id(problem) not in ready:
-            envelope = certify_problem(problem, radii, backend=backend, F=F, threads=threads)
+            envelope = certify_problem(problem, radii, threads=threads, **method)
             agtr.require_capabilities(envelope.metadata.capabilities)
             query = Query.make(envelope, problem.graph, output_range)
             rows = np.unique(query.prepare(features) + 0.0, axis=0)

@@ -6,6 +6,7 @@ _PUBLIC = {
     "BACKENDS": "solvers.capabilities",
     "BackendCapabilities": "solvers.capabilities",
     "Boxes": "solvers.window",
+    "Options": "solvers.options",
     "Records": "solvers.window",
     "Step": "solvers.window",
     "Window": "solvers.window",

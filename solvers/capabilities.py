@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class BackendCapabilities:
     """``sound``: property (S).  ``monotone``: property (M), for the numbers produced.  ``rigour``: how rounding is met.
 
-    ``tau`` is the public ladder step of property (M) where it rests on a solver's tolerance (0 where it does not).
+    ``solvers``: those it can use (empty: it needs none).  ``tau`` is the public ladder step of property (M) where it
+    rests on a solver's tolerance (0 where it does not).
     """
 
     name: str
@@ -18,6 +19,7 @@ class BackendCapabilities:
     rigour: str
     tau: float
     summary: str
+    solvers: tuple[str, ...] = ()
 
 
 BACKENDS: dict[str, BackendCapabilities] = {
@@ -28,5 +30,21 @@ BACKENDS: dict[str, BackendCapabilities] = {
         rigour="rigorous",
         tau=0.0,
         summary="interval bound propagation; the same records differ in a window; exact sums, outward rounding",
+    ),
+    "linear": BackendCapabilities(
+        name="linear",
+        sound=True,
+        monotone=True,
+        rigour="rigorous",
+        tau=0.0,
+        summary="ibp with linear bounds behind ReLU layers; tighter from the second hidden layer on",
+    ),
+    "crown": BackendCapabilities(
+        name="crown",
+        sound=True,
+        monotone=False,
+        rigour="rigorous",
+        tau=0.0,
+        summary="ibp with adaptive CROWN behind ReLU layers; for analysis, no private release",
     ),
 }

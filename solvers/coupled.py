@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,17 +61,22 @@ class _Grid:
         return cls(quantum, weights / quantum, grids)
 
 
-def windows(window: Window) -> list[Window]:
-    """The window cut, by a public rule, where its contraction would spread the weights too far."""
-    longest = len(window.steps)
+def pieces(window: Window) -> list[tuple[int, int, int]]:
+    """Ranges ``(start, known, stop)`` of steps that cover the window's fresh steps, ``start .. known - 1`` being known.
+
+    One, unless the window's contraction would spread the weights too far; cut by a public rule.
+    """
+    known, stop = window.fresh.start, window.fresh.stop
+    longest = stop
     if window.contraction < 1.0:
         longest = max(1, int(math.log(_MOST_CONTRACTION) / math.log(window.contraction)))
-    starts = range(0, len(window.steps), longest)
-    return [replace(window, steps=window.steps[s : s + longest]) for s in starts]
+    history = min(known, max(known + longest - stop, longest // 2))
+    starts = range(known, stop, longest - history)
+    return [(s - history, s, min(stop, s + longest - history)) for s in starts]
 
 
-def coupled(window: Window, size: int, end: np.ndarray, ends: Ends, threads: int) -> Boxes:
-    """Boxes of all radii after the window; ``size`` is ``P`` and ``end`` the nominal parameters after it.
+def coupled(window: Window, size: int, nominal: list[np.ndarray], ends: Ends, threads: int) -> list[Boxes]:
+    """Boxes of all radii after the window's fresh steps; ``size`` is ``P``, ``nominal`` the parameters after each.
 
     ``ends(window, step, box, ladder, grid)`` gives the ends of the batch's clipped gradients over a box, on the grid:
     two float64 arrays ``(P, len(batch))`` in the order of the batch, zero for empty slots.
@@ -80,31 +85,34 @@ def coupled(window: Window, size: int, end: np.ndarray, ends: Ends, threads: int
     slots = np.unique(np.concatenate([s.batch for s in window.steps]))
     places = [np.searchsorted(slots, s.batch) for s in window.steps]
 
-    def one(j: int) -> Interval:
-        box = Interval(window.boxes.lower[j], window.boxes.upper[j])
-        return _radius(window, size, window.radii[j], box, grid, len(slots), places, ends)
+    def one(j: int) -> list[Interval]:
+        known = [Interval(boxes.lower[j], boxes.upper[j]) for boxes in window.known]
+        return _radius(window, size, window.radii[j], known, grid, len(slots), places, ends)
 
     wide = [j for j, k in enumerate(window.radii) if k > 0]
     with ThreadPoolExecutor(max(1, min(threads, len(wide)))) as pool:
         found = dict(zip(wide, pool.map(one, wide), strict=True))
-    lower = np.array([found[j].lower if j in found else end for j in range(len(window.radii))])
-    upper = np.array([found[j].upper if j in found else end for j in range(len(window.radii))])
-    return Boxes(end, lower.reshape(len(window.radii), -1), upper.reshape(len(window.radii), -1))
+    result = []
+    for t, point in enumerate(nominal):
+        rows = [found[j][t] if j in found else Interval(point, point) for j in range(len(window.radii))]
+        lower, upper = np.array([r.lower for r in rows]), np.array([r.upper for r in rows])
+        result.append(Boxes(point, lower.reshape(len(rows), -1), upper.reshape(len(rows), -1)))
+    return result
 
 
 def _radius(
-    window: Window, size: int, radius: int, start: Interval, grid: _Grid, slots: int, places: list, ends: Ends
-) -> Interval:
-    """One radius through the window."""
+    window: Window, size: int, radius: int, known: list[Interval], grid: _Grid, slots: int, places: list, ends: Ends
+) -> list[Interval]:
+    """One radius through the window: the boxes after its fresh steps."""
     rising = np.zeros((size, slots), np.int64)  # what choosing a slot adds to the upper end
     falling = np.zeros((size, slots), np.int64)  # what it takes from the lower end
     sum_lower, sum_upper = np.zeros(size, np.int64), np.zeros(size, np.int64)
     chosen = min(radius, slots)
-    reach, slack, power, box = 0, 1024, 1.0, start
+    start = box = known[0]
+    reach, slack, power, found = 0, 1024, 1.0, []
     for t, (one, place) in enumerate(zip(window.steps, places, strict=True)):
         fixed, factor = grid.grids[t], grid.factors[t]
         lower, upper = ends(window, one, box, 2.0 * radius, fixed)
-        plain = _step(window, one, box, lower, upper, radius, fixed)
 
         clip = int(np.rint(factor * fixed.unit))
         low = np.rint(factor * lower).astype(np.int64)
@@ -118,13 +126,18 @@ def _radius(
         slack += len(place) * (1 + math.ceil(factor))
 
         power *= window.contraction
+        if t + 1 < len(known):
+            box = known[t + 1]
+            continue
+        plain = _step(window, one, box, lower, upper, radius, fixed)
         up = (slack + _largest(rising, chosen) - sum_lower).astype(np.float64)
         down = (slack + _largest(falling, chosen) + sum_upper).astype(np.float64)
         error = (8 * t + 24) * RELATIVE * (start.magnitude + grid.quantum * (2.0 * reach + slack)) + ABSOLUTE
         coupled_lower = power * (start.lower - grid.quantum * down) - error
         coupled_upper = power * (start.upper + grid.quantum * up) + error
         box = Interval(np.maximum(plain.lower, coupled_lower), np.minimum(plain.upper, coupled_upper))
-    return box
+        found.append(box)
+    return found
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -27,7 +27,7 @@ from models.ir import Graph
 from models.losses import Loss
 from models.ops import Affine, Constant, Gather, Input, Interval, Parameter
 from models.ops.base import rounded
-from solvers.coupled import coupled, windows
+from solvers.coupled import coupled, pieces
 from solvers.gradients import (
     TILE,
     FixedPoint,
@@ -144,12 +144,16 @@ class Plan:
         for i in self.order:
             if i not in values:
                 node = self.graph.nodes[i]
-                values[i] = (
-                    Interval(x, x)
-                    if isinstance(node.op, Input)
-                    else node.op.forward_interval([values[j] for j in node.inputs], ladder)
-                )
+                if isinstance(node.op, Input):
+                    values[i] = Interval(x, x)
+                else:
+                    natural = node.op.forward_interval([values[j] for j in node.inputs], ladder)
+                    values[i] = self.tighten(i, natural, values, ladder)
         return values
+
+    def tighten(self, i: int, natural: Interval, values: dict[int, Interval], ladder: float) -> Interval:
+        """Bounds of node ``i`` for a tile, given its natural ones and those of earlier nodes; here no better."""
+        return natural
 
 
 def _health(values: np.ndarray, flags: np.ndarray) -> None:
@@ -403,32 +407,44 @@ def gradient_ends(
     return lower, upper
 
 
-def ibp(window: Window, threads: int = 1) -> Boxes:
-    """Boxes after the window's steps, for all its radii.
+def nominal_run(window: Window, plan: Plan, threads: int = 1) -> list[np.ndarray]:
+    """Nominal parameters ``(P,)`` after each of the window's fresh steps."""
+    last = window.known[-1].nominal
+    point = replace(window, radii=(), known=(Boxes.point(last, 0),), steps=window.steps[window.fresh.start :])
+    boxes, found = point.boxes, []
+    with ThreadPoolExecutor(threads) as pool:
+        for one in point.steps:
+            boxes = step(point, plan, boxes, one, pool, threads)
+            found.append(boxes.nominal)
+    return found
+
+
+def ibp(window: Window, threads: int = 1, plan: Plan | None = None) -> list[Boxes]:
+    """Boxes after each of the window's fresh steps, for all its radii.
 
     In a window of one step all radii share one pass over the records.  In a longer window (replace-one) the radius
     counts records of the window: the same ``k`` records differ in all its steps (`solvers.coupled`), which is tighter
-    and costs more; zero-out windows are taken step by step.
+    and costs more; zero-out windows are taken step by step.  ``plan``: how one record is bounded; default `Plan`.
     """
-    plan = Plan(window.graph)
-    boxes = window.boxes
-    with ThreadPoolExecutor(threads) as pool:
-        if len(window.steps) == 1 or window.adjacency != "replace-one" or max(window.radii, default=0) == 0:
-            for one in window.steps:
-                boxes = step(window, plan, boxes, one, pool, threads)
-            return boxes
-        for part in windows(window):
-            part = replace(part, boxes=boxes)
-            point = replace(part, radii=(), boxes=Boxes.point(boxes.nominal, 0))
-            end = point.boxes
-            for one in part.steps:
-                end = step(point, plan, end, one, pool, threads)
+    plan = plan or Plan(window.graph)
+    if len(window.steps) == 1 or window.adjacency != "replace-one" or max(window.radii, default=0) == 0:
+        boxes, found = window.known[-1], []
+        with ThreadPoolExecutor(threads) as pool:
+            for t in window.fresh:
+                boxes = step(window, plan, boxes, window.steps[t], pool, threads)
+                found.append(boxes)
+        return found
 
-            def ends(window, one, box, ladder, grid):
-                return gradient_ends(window, plan, one, box, ladder, grid)
+    def ends(window, one, box, ladder, grid):
+        return gradient_ends(window, plan, one, box, ladder, grid)
 
-            boxes = coupled(part, plan.size, end.nominal, ends, threads)
-    return boxes
+    nominal = nominal_run(window, plan, threads)
+    trail = list(window.known)
+    for start, known, stop in pieces(window):
+        part = replace(window, steps=window.steps[start:stop], known=tuple(trail[start : known + 1]))
+        points = nominal[known - window.fresh.start : stop - window.fresh.start]
+        trail += coupled(part, plan.size, points, ends, threads)
+    return trail[len(window.known) :]
 
 
 def public_reach(window: Window, steps: Sequence[Step]) -> Interval:

@@ -11,6 +11,7 @@ import numpy as np
 
 from models.ir import Graph
 from models.losses import Loss
+from models.ops import Interval
 
 ADJACENCIES = ("replace-one", "zero-out")
 
@@ -51,11 +52,15 @@ class Boxes:
     """The nominal parameters ``(P,)`` and one box a radius: ``lower`` and ``upper`` ``(K, P)``, float64.
 
     The box of radius 0 is the nominal point; it is not among the ``K`` rows unless 0 is among the radii.
+
+    ``difference`` ``(K, C, P)`` (relational certificate, where one is kept): ``[j, c]`` bounds, in absolute value, the
+    difference of two neighbouring runs within radius ``radii[j]`` of the data set whose differing slot has class ``c``.
     """
 
     nominal: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+    difference: np.ndarray | None = None
 
     @classmethod
     def point(cls, theta: np.ndarray, radii: int) -> Boxes:
@@ -70,28 +75,46 @@ class Boxes:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """``F`` steps of clipped gradient training from given boxes.
+    """``F`` steps of clipped gradient training, the first of which may be bounded already.
 
+    ``known[t]`` holds the boxes before step ``t``: those before the first step always, and, where windows overlap,
+    those after steps that an earlier window has bounded.  A backend returns the boxes after every other step.
     Step: ``theta' = contraction * theta - (rate / normaliser) * sum_{i in batch} clip(gradient of record i)``, the clip
-    elementwise to ``[-clip, clip]``.  ``radii`` are numbers of records of the batch that may differ (ascending).
-    Public: everything but ``records`` and ``boxes``, which are private.
+    elementwise to ``[-clip, clip]``.  ``radii`` are numbers of records of the data set that may differ (ascending).
+    ``feature_range``: public ends ``(F, 1)`` of the prepared features of any record, replaced ones included, or None.
+    ``classes`` ``(slots,)``: equal for slots that occur in the same steps of the whole run.
+    Public: everything but ``records`` and ``known``, which are private.
     """
 
     graph: Graph
     loss: Loss
     records: Records
     steps: tuple[Step, ...]
-    boxes: Boxes
+    known: tuple[Boxes, ...]
     radii: tuple[int, ...]
     clip: float
     contraction: float
     normaliser: int
     adjacency: str = "replace-one"
+    feature_range: Interval | None = None
+    classes: np.ndarray | None = None
+
+    @property
+    def boxes(self) -> Boxes:
+        """Where the window starts."""
+        return self.known[0]
+
+    @property
+    def fresh(self) -> range:
+        """Indices of the steps that are to be bounded."""
+        return range(len(self.known) - 1, len(self.steps))
 
     def __post_init__(self):
         if self.adjacency not in ADJACENCIES:
             raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {self.adjacency!r}")
         if not (np.isfinite(self.clip) and self.clip > 0.0):
             raise ValueError(f"clip must be finite and positive, got {self.clip}")
+        if not 1 <= len(self.known) <= len(self.steps) + 1:
+            raise ValueError(f"known must hold 1 to {len(self.steps) + 1} boxes, got {len(self.known)}")
         if list(self.radii) != sorted(set(self.radii)) or (self.radii and self.radii[0] < 0):
             raise ValueError(f"radii must ascend from 0 or more, got {self.radii}")

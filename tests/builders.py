@@ -79,7 +79,7 @@ def window(
         loss,
         records,
         steps,
-        Boxes.point(graph.initial() if theta is None else np.asarray(theta, float), len(radii)),
+        (Boxes.point(graph.initial() if theta is None else np.asarray(theta, float), len(radii)),),
         tuple(radii),
         clip,
         contraction,
@@ -88,12 +88,31 @@ def window(
     )
 
 
+def final(made: Window, threads: int = 1) -> Boxes:
+    """IBP boxes after the window's last step."""
+    return ibp(made, threads)[-1]
+
+
 def stepwise(made: Window, threads: int = 1) -> Boxes:
     """The window's steps as windows of one step each: the radius is charged to every step."""
     boxes = made.boxes
     for step in made.steps:
-        boxes = ibp(replace(made, steps=(step,), boxes=boxes), threads)
+        boxes = final(replace(made, steps=(step,), known=(boxes,)), threads)
     return boxes
+
+
+def sliding(length: int, stride: int, backend=ibp):
+    """The final boxes by windows of ``length`` steps that are moved on by ``stride``."""
+
+    def bound(made: Window, threads: int = 1) -> Boxes:
+        trail = list(made.known)
+        while len(trail) <= len(made.steps):
+            stop = min(len(made.steps), len(trail) - 1 + stride)
+            start = max(0, stop - length)
+            trail += backend(replace(made, steps=made.steps[start:stop], known=tuple(trail[start:])), threads)
+        return trail[-1]
+
+    return bound
 
 
 def random_graph(rng, inputs=3, products="natural") -> Graph:

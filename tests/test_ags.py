@@ -21,6 +21,7 @@ import models
 from certify.driver import prepare
 from certify.errors import CapabilityError, CheckpointError, PrivacyError
 from certify.recipe import from_dict, load
+from certify.windows import Method
 from models.ir import Graph, Node, ParameterInfo
 from models.ops import Affine, Input, Parameter
 from privacy import ags, mechanism, noise, smooth
@@ -85,7 +86,7 @@ class World:
         for rows in sets:
             problem = prepare(graph, facts, rows[:, :1], rows[:, 1])
             point = problem.graph.initial() if theta is None else theta
-            boxes = ags._certify(problem, start, stop, point, radii, "ibp", 1, 1, None, 0.0, None)
+            boxes = ags.sweep(problem, radii, Method(F=1), start=start, stop=stop, theta=point).trail.last
             box = ags._box(problem, plan)
             nominal, by_beta = ags._bounds(
                 problem, start, stop, point, boxes, box, self.mechanism, weights, radii
@@ -204,22 +205,23 @@ def test_windows_compose_adaptively():
 
 def test_three_windows_restart_from_the_released_point(monkeypatch):
     seen, kept = [], []
-    original, draw = ags._certify, ags.release_vectors
+    original, draw = ags.sweep, ags.release_vectors
 
-    def watch(problem, start, stop, theta, *rest):
+    def watch(*args, start, stop, theta, **rest):
         seen.append((start, stop, theta))
-        return original(problem, start, stop, theta, *rest)
+        return original(*args, start=start, stop=stop, theta=theta, **rest)
 
     def spy(*args, **options):
         noisy = draw(*args, **options)
         kept.append((args[0][0], noisy.values[0]))
         return noisy
 
-    monkeypatch.setattr(ags, "_certify", watch)
+    monkeypatch.setattr(ags, "sweep", watch)
     monkeypatch.setattr(ags, "release_vectors", spy)
     rows = np.array([*UNIVERSE, (1.0, 0.0)])
     graph = linear(0.3)
     private = release_parameters(graph, recipe(6), rows[:, :1], rows[:, 1], plan_of([2, 3, 6], [1.0, 1.0, 1.0]))
+    monkeypatch.undo()
     assert [(a, b) for a, b, _ in seen] == [(0, 2), (2, 3), (3, 6)]
     starts = [theta for *_, theta in seen]
     assert starts[0] == graph.initial()
@@ -228,7 +230,7 @@ def test_three_windows_restart_from_the_released_point(monkeypatch):
         assert starts[j] != kept[j - 1][0]  # not the trained point
     problem = prepare(graph, recipe(6), rows[:, :1], rows[:, 1])
     for (start, stop, theta), (nominal, _) in zip(seen, kept, strict=True):
-        trained = ags.bound("ibp", problem.window(start, stop, ags.Boxes.point(theta, 0), ()), 1).nominal
+        trained = ags.sweep(problem, (), Method(), start=start, stop=stop, theta=theta).trail.last.nominal
         np.testing.assert_array_equal(nominal, np.clip(trained, *ags._box(problem, plan_of([6], 1.0))))
     np.testing.assert_array_equal(private.points, [v for _, v in kept])
     np.testing.assert_array_equal(private.theta, private.points[-1])
@@ -351,14 +353,14 @@ def test_a_backend_without_monotonicity_is_refused(monkeypatch):
 
 def test_a_resumed_run_never_repeats_a_release(tmp_path, monkeypatch):
     state = tmp_path / "run.safetensors"
-    original = ags._certify
+    original = ags.sweep
 
-    def stop_in_second(problem, start, *rest):
+    def stop_in_second(*args, start, **rest):
         if start == 2:
             raise KeyboardInterrupt
-        return original(problem, start, *rest)
+        return original(*args, start=start, **rest)
 
-    monkeypatch.setattr(ags, "_certify", stop_in_second)
+    monkeypatch.setattr(ags, "sweep", stop_in_second)
     with pytest.raises(KeyboardInterrupt):
         small_run(state=state)
     monkeypatch.undo()

@@ -68,7 +68,7 @@ PROBLEMS = {
 
 
 def envelope(made: Problem, radii) -> Boxes:
-    return bound("ibp", made.window(0, made.steps, made.start(radii), radii))
+    return bound("ibp", made.window(0, made.steps, [made.start(radii)], radii))[-1]
 
 
 def sample(made: Problem) -> list[int]:
@@ -116,7 +116,7 @@ def test_every_value_reported_is_reached_within_the_radius_and_the_ranges(name, 
     for radius in (1, 5):
         found = attacker(made, radius, aim, retrainings=4, candidates=64)
         altered = found.apply(made)
-        again = bound("ibp", altered.window(0, made.steps, altered.start(()), ()))
+        again = bound("ibp", altered.window(0, made.steps, [altered.start(())], ()))[-1]
         np.testing.assert_array_equal(again.nominal, found.theta)
         assert found.objective == found.theta[0] and found.gain >= 0.0
         assert len(found.history) == 4 and found.objective == max(found.baseline, *found.history)
@@ -167,7 +167,7 @@ def test_a_box_that_lacks_the_replaced_records_is_a_violation(monkeypatch):
         made = problem(**PROBLEMS[name] | {"steps": 4})
         attack_report(made, radii, envelope(made, radii), sample(made), retrainings=2)
         monkeypatch.setattr(ibp, "_totals", forgetful)
-        boxes = stepwise(made.window(0, made.steps, made.start(radii), radii))
+        boxes = stepwise(made.window(0, made.steps, [made.start(radii)], radii))
         monkeypatch.setattr(ibp, "_totals", honest)
         with pytest.raises(EnvelopeViolation, match="not sound"):
             attack_report(made, radii, boxes, sample(made), retrainings=2)
@@ -247,7 +247,7 @@ def test_the_adjoint_is_the_derivative_of_training(name, monkeypatch):
     rough = one.adjoints(one.path)
     monkeypatch.setattr(attack, "_RANK", 40)
     rows = one.adjoints(one.path)
-    window, plan = made.window(0, 0, made.start(()), ()), Plan(made.graph)
+    window, plan = made.window(0, 0, [made.start(())], ()), Plan(made.graph)
 
     def finish(theta, start):
         boxes = Boxes.point(theta, 0)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from builders import mlp, window
+from builders import final, mlp, window
 
 from certify.attack import Direction, EnvelopeViolation, attack_report, guided_attack
 from certify.driver import prepare
 from certify.recipe import from_dict
 from models.losses import Loss
 from models.ops.base import Interval, rounded
-from solvers.ibp import Plan, ibp, step
+from solvers.ibp import Plan, step
 from solvers.window import Boxes
 
 STEPS = 12
@@ -63,13 +63,13 @@ def literal(made) -> Boxes:
 
 def test_the_printed_rule_with_bounds_over_the_box_of_one_radius_less_is_unsound():
     """A6: the literal box of radius 1 is [-0.9, 0.9]; one replaced record trains to 2.97."""
-    neighbour = ibp(expansive([-3.0, 0.0, 0.0, 0.0], (0,))).nominal[1]
+    neighbour = final(expansive([-3.0, 0.0, 0.0, 0.0], (0,))).nominal[1]
     assert neighbour == pytest.approx(2.97008, abs=1e-5)
     printed = literal(expansive(np.zeros(4), (1,)))
     np.testing.assert_allclose([printed.lower[0, 1], printed.upper[0, 1]], [-0.9, 0.9], rtol=0.0, atol=1e-12)
     assert neighbour > printed.upper[0, 1] + 2.0
 
-    ours = ibp(expansive(np.zeros(4), (0, 1)))
+    ours = final(expansive(np.zeros(4), (0, 1)))
     assert ours.lower[1, 1] <= neighbour <= ours.upper[1, 1]
     np.testing.assert_allclose([ours.lower[1, 1], ours.upper[1, 1]], [-2.97008, 2.97008], atol=1e-5)
 
@@ -90,10 +90,10 @@ def test_the_attack_finds_the_neighbour_by_itself():
     made = replace(prepare(graph, recipe, np.zeros((4, 1)), np.zeros(4)), loss=Expansive())
     for sign in (-1.0, 1.0):
         assert guided_attack(made, 1, Direction(np.array([sign]))).gain == pytest.approx(2.97008, abs=1e-5)
-    whole = made.window(0, STEPS, made.start((1,)), (1,))
+    whole = made.window(0, STEPS, [made.start((1,))], (1,))
     with pytest.raises(EnvelopeViolation):
         attack_report(made, (1,), literal(whole))
-    assert attack_report(made, (1,), ibp(whole)).ratio[0, 0] > 1.0 - 1e-9
+    assert attack_report(made, (1,), final(whole)).ratio[0, 0] > 1.0 - 1e-9
 
 
 def test_without_the_expansive_loss_the_printed_rule_can_look_right():
@@ -105,12 +105,12 @@ def test_without_the_expansive_loss_the_printed_rule_can_look_right():
     for value in np.linspace(-3.0, 3.0, 25):
         other = targets.copy()
         other[0] = value
-        assert printed.lower[0, 1] <= ibp(make(other)).nominal[1] <= printed.upper[0, 1]
+        assert printed.lower[0, 1] <= final(make(other)).nominal[1] <= printed.upper[0, 1]
 
 
 def bias_only(targets, batches, radii):
     records = len(targets)
-    return ibp(
+    return final(
         window(
             mlp((1, 1)), np.zeros((records, 1)), targets[:, None], batches, radii, rate=0.05, clip=1.0,
             theta=[0.0, 0.0], normaliser=100,
@@ -140,7 +140,7 @@ def test_removal_that_cuts_the_batches_anew_is_not_covered():
             mlp((1, 1)), np.zeros((400, 1)), targets[:, None], batches, (), rate=0.05, clip=1.0, theta=[0.0, 0.0],
             present=present,
         )  # fmt: skip
-        assert box.lower[0, 1] <= ibp(emptied).nominal[1] <= box.upper[0, 1]
+        assert box.lower[0, 1] <= final(emptied).nominal[1] <= box.upper[0, 1]
     assert escaped > len(seeds) // 4
 
 
@@ -157,7 +157,7 @@ def test_addition_to_a_full_batch_is_not_covered_but_filling_a_slot_is():
             graph, np.zeros((len(y), 1)), y[:, None], batches, radii, rate=1.0, clip=1.0, theta=theta, normaliser=4,
             slots=slots, adjacency=adjacency,
         )  # fmt: skip
-        return ibp(made)
+        return final(made)
 
     added = run_of(np.append(targets, 9.0), 5, [range(5)], ()).nominal[1]
     assert added == 1.25

@@ -13,9 +13,10 @@ import pytest
 from builders import mlp
 
 import certify
-from certify.driver import check_radii, parse_radii, prepare, reach, run, train, window_lengths
+from certify.driver import check_radii, parse_radii, prepare, reach, run, train
 from certify.errors import CertdpError, CheckpointError, DataError, RadiusError, RecipeError
 from certify.recipe import loads
+from certify.windows import Method, spans
 from models.errors import ModelError
 
 RECIPE = """
@@ -70,22 +71,23 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.parametrize("method", [{"F": 1}, {"F": 4, "stride": 1}], ids=["F = 1", "overlapping"])
 @pytest.mark.parametrize("stop_after", [1, 4, 8])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stop_after, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stop_after, method, tmp_path):
     graph, recipe, file = mlp((3, 4, 1)), loads(RECIPE), tmp_path / "state.safetensors"
-    whole = run(graph, recipe, *problem_data(), radii=range(4), F=1)
+    whole = run(graph, recipe, *problem_data(), radii=range(4), **method)
 
     def interrupt(done, total, boxes):
         if done == stop_after:
             raise Stop
 
     with pytest.raises(Stop):
-        run(graph, recipe, *problem_data(), radii=range(4), F=1, checkpoint=file, progress=interrupt)
+        run(graph, recipe, *problem_data(), radii=range(4), checkpoint=file, progress=interrupt, **method)
     assert file.stat().st_mode & 0o077 == 0
     steps = []
     again = run(
-        graph, recipe, *problem_data(), radii=range(4), F=1, checkpoint=file, resume=True,
-        progress=lambda done, total, boxes: steps.append(done),
+        graph, recipe, *problem_data(), radii=range(4), checkpoint=file, resume=True,
+        progress=lambda done, total, boxes: steps.append(done), **method,
     )  # fmt: skip
     assert steps[0] == stop_after + 1
     same(whole, again)
@@ -180,12 +182,17 @@ def test_windows_that_need_too_much_memory_are_refused(monkeypatch):
     run(mlp((3, 4, 1)), loads(RECIPE), *problem_data(), radii=[1], F=1)
 
 
-def test_window_lengths():
-    assert list(window_lengths(5, 2)) == [(0, 2), (2, 4), (4, 5)]
-    assert list(window_lengths(6, [1, 3])) == [(0, 1), (1, 4), (4, 6)]
+def test_windows_follow_the_frequency_and_the_stride():
+    assert list(spans(5, 2)) == [(0, 0, 2), (2, 2, 4), (4, 4, 5)]
+    assert list(spans(6, [1, 3])) == [(0, 0, 1), (1, 1, 4), (4, 4, 6)]
+    assert list(spans(6, 3, 1)) == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 3, 4), (2, 4, 5), (3, 5, 6)]
+    assert list(spans(5, 4, 2)) == [(0, 0, 2), (0, 2, 4), (1, 4, 5)]
     for bad in (0, [], [1, 0]):
         with pytest.raises(RecipeError, match="F:"):
-            list(window_lengths(5, bad))
+            Method(F=bad)
+    for bad in ({"F": 4, "stride": 5}, {"stride": 1}, {"F": [1, 2], "stride": 1}, {"F": 2, "stride": 0}):
+        with pytest.raises(RecipeError, match="stride:"):
+            Method(**bad)
 
 
 def test_radii_are_read_and_checked():

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from builders import mlp, stepwise, window
+from builders import final, mlp, sliding, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from models.losses import Absolute, Hinge, Huber, Squared
 from models.ops import LeakyRelu, Relu, Sigmoid, Softplus, Tanh
 from solvers import gradients
 from solvers.gradients import FixedPoint
-from solvers.ibp import ibp, output_bounds, public_reach
+from solvers.ibp import output_bounds, public_reach
 
 SLOTS = 4
 UNIVERSE = [None, (-1.0, 1.0), (0.5, -2.0), (2.0, 0.25)]  # an empty slot and three records (x, y)
@@ -45,11 +45,12 @@ def distance(a, b, adjacency):
     return total
 
 
+OVERLAPPING = sliding(3, 1)
 #: The radius charged to every step, or to the window as a whole (zero-out is always charged to every step).
-CASES = [("replace-one", stepwise), ("replace-one", ibp), ("zero-out", ibp)]
+CASES = [("replace-one", stepwise), ("replace-one", final), ("replace-one", OVERLAPPING), ("zero-out", final)]
 
 
-@pytest.mark.parametrize(("adjacency", "bound"), CASES, ids=["stepwise", "window", "zero-out"])
+@pytest.mark.parametrize(("adjacency", "bound"), CASES, ids=["stepwise", "window", "overlapping", "zero-out"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("dims", [(1, 1), (1, 2, 1)], ids=["linear", "relu network"])
 def test_every_small_world_is_sound_and_monotone(dims, schedule, adjacency, bound):
@@ -110,7 +111,7 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
     else:
         other_features[slot] = rng.normal(size=2) * 10.0 ** rng.integers(-2, 4)
         other_targets[slot] = draw(1)
-    bound = [ibp, stepwise][rng.integers(2)]
+    bound = [final, stepwise, OVERLAPPING][rng.integers(3)]
     one = bound(window(graph, features, targets, batches, radii, **options))
     two = bound(window(graph, other_features, other_targets, batches, radii, present=present, **options))
     for a, b in ((one, two), (two, one)):
@@ -146,7 +147,7 @@ RATIONAL = {
 }
 
 
-@pytest.mark.parametrize("bound", [stepwise, ibp])
+@pytest.mark.parametrize("bound", [stepwise, final, OVERLAPPING])
 @pytest.mark.parametrize("case", RATIONAL)
 def test_envelopes_contain_the_exact_rational_run(case, bound):
     """Outward rounding: from radius 1 on, the real-number trajectories are inside, those of neighbours too."""
@@ -180,7 +181,7 @@ def test_rounding_inside_the_gradients_is_covered():
         rng = np.random.default_rng(seed)
         features = 1e5 + rng.normal(size=(slots, 1))
         targets = features * theta[0] + theta[1] + 1e-6 * rng.normal(size=(slots, 1))
-        boxes = ibp(window(graph, features, targets, [range(slots)], (0, 1), theta=theta, rate=rate, clip=clip))
+        boxes = final(window(graph, features, targets, [range(slots)], (0, 1), theta=theta, rate=rate, clip=clip))
         gradient = 2 * (features * theta[0] + theta[1] - targets)[:, 0]
         # Replacing the least gradient by the clip, or the greatest by its negative, attains the ends.
         for slot, record in ((gradient.argmin(), (9.0, -99.0)), (gradient.argmax(), (9.0, 99.0))):
@@ -191,7 +192,7 @@ def test_rounding_inside_the_gradients_is_covered():
                 assert Fraction(float(boxes.lower[1, j])) <= exact[j] <= Fraction(float(boxes.upper[1, j]))
 
 
-@pytest.mark.parametrize("bound", [stepwise, ibp])
+@pytest.mark.parametrize("bound", [stepwise, final, OVERLAPPING])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_rounding_of_gradients_to_the_grid_is_covered(sign, bound):
     """Gradients that all round the same way, and a neighbour that attains the end exactly but for that rounding."""
@@ -213,7 +214,7 @@ def test_envelopes_do_not_depend_on_threads_or_tiles(monkeypatch):
     features, targets = rng.normal(size=(1500, 3)), rng.normal(size=(1500, 1))
     graph = mlp((3, 5, 1))
     make = lambda: window(graph, features, targets, [range(1500)] * 3, (0, 1, 7))  # noqa: E731
-    for bound in (stepwise, ibp):
+    for bound in (stepwise, final, OVERLAPPING):
         monkeypatch.setattr("solvers.ibp.TILE", 512)
         one, two = bound(make(), threads=1), bound(make(), threads=3)
         monkeypatch.setattr("solvers.ibp.TILE", 128)
@@ -257,13 +258,13 @@ def test_records_that_overflow_contribute_nothing_nominally_and_anything_in_boun
     targets = np.array([[0.0], [-1e200], [1.0]])
     graph = mlp((1, 1))
     graph_theta = [1e150, 0.0]
-    boxes = ibp(window(graph, features, targets, [range(3)], (0, 1, 2), theta=graph_theta, rate=1.0, clip=1.0))
+    boxes = final(window(graph, features, targets, [range(3)], (0, 1, 2), theta=graph_theta, rate=1.0, clip=1.0))
     assert np.isfinite(boxes.nominal).all() and np.isfinite(boxes.lower).all() and np.isfinite(boxes.upper).all()
     without = window(
         graph, features, targets, [range(3)], (0,), theta=graph_theta, rate=1.0, clip=1.0,
         present=np.array([True, False, True]), normaliser=3,
     )  # fmt: skip
-    np.testing.assert_array_equal(ibp(without).nominal, boxes.nominal)
+    np.testing.assert_array_equal(final(without).nominal, boxes.nominal)
     assert (boxes.lower[1] <= boxes.nominal).all() and (boxes.nominal <= boxes.upper[1]).all()
 
 
@@ -276,9 +277,9 @@ def test_radii_at_or_beyond_the_batch_give_the_public_reach():
     for j in range(3):
         np.testing.assert_array_equal(boxes.lower[j], reach.lower)
         np.testing.assert_array_equal(boxes.upper[j], reach.upper)
-    whole = ibp(made)
+    whole = final(made)
     assert (reach.lower <= whole.lower).all() and (whole.upper <= reach.upper).all()
-    np.testing.assert_array_equal(whole.lower[-1], ibp(other).lower[-1])  # all slots differ: the data do not matter
+    np.testing.assert_array_equal(whole.lower[-1], final(other).lower[-1])  # all slots differ: the data do not matter
 
 
 def test_charging_the_radius_to_the_window_is_never_wider_and_far_tighter_over_minibatches():
@@ -286,8 +287,9 @@ def test_charging_the_radius_to_the_window_is_never_wider_and_far_tighter_over_m
     features, targets = rng.normal(size=(200, 3)), rng.normal(size=(200, 1))
     batches = [np.arange(20 * t, 20 * t + 20) for t in range(10)]
     made = window(mlp((3, 1)), features, targets, batches, (0, 1, 2, 5), rate=0.02, clip=0.3)
-    each, whole = stepwise(made), ibp(made)
-    assert (each.lower <= whole.lower).all() and (whole.upper <= each.upper).all()
+    each, whole, overlapping = stepwise(made), final(made), OVERLAPPING(made)
+    for one in (whole, overlapping):
+        assert (each.lower <= one.lower).all() and (one.upper <= each.upper).all()
     assert whole.width[1] < 0.2 * each.width[1]
     np.testing.assert_array_equal(each.nominal, whole.nominal)
 

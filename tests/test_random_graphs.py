@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from builders import random_graph, stepwise, window
+from builders import final, random_graph, sliding, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.losses import Huber, Squared
-from solvers.ibp import Plan, ibp, output_bounds
+from solvers.ibp import Plan, output_bounds
 
 seeds = given(st.integers(0, 2**32 - 1))
 
@@ -22,7 +22,7 @@ def test_a_small_step_is_minus_the_rate_times_the_gradient(seed):
     features, targets = rng.normal(size=(4, 3)), rng.normal(size=(4, graph.outputs))
     theta = graph.initial()
     made = window(graph, features, targets, [range(4)], (), rate=1.0, clip=1e6, normaliser=1)
-    gradient = theta - ibp(made).nominal
+    gradient = theta - final(made).nominal
     loss = Squared()
 
     def total(at):
@@ -54,7 +54,7 @@ def test_envelopes_of_random_graphs_are_sound_and_nest_across_neighbours(seed):
     other_targets[slot] = rng.normal(size=graph.outputs) * 3
     batches = [rng.permutation(slots)[: rng.integers(2, slots + 1)] for _ in range(3)]
     options = {"rate": 0.2, "clip": float(rng.choice([0.05, 1.0])), "loss": [Squared(), Huber(0.3)][rng.integers(2)]}
-    bound = [ibp, stepwise][rng.integers(2)]
+    bound = [final, stepwise, sliding(3, 2)][rng.integers(3)]
     one = bound(window(graph, features, targets, batches, radii, **options))
     two = bound(window(graph, other_features, other_targets, batches, radii, **options))
     np.testing.assert_array_equal(one.lower[0], one.nominal)

@@ -28,12 +28,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import mlp, stepwise, window
+from builders import final, mlp, stepwise, window
 
 from models.losses import CrossEntropy, Logistic, Squared
 from models.ops import Interval
 from solvers.gradients import FixedPoint
-from solvers.ibp import Plan, ibp, output_bounds, record_gradients, step
+from solvers.ibp import Plan, output_bounds, record_gradients, step
 from solvers.window import Boxes
 
 DATA = Path(__file__).parent / "data" / "agt"
@@ -128,8 +128,8 @@ def unit(loss: str, matmul: str):
     gamma = MANIFEST["cases"]["unit_gradbounds"]["gamma"]
     made = window(graph, x, y, [range(12)], (1, 3, 12), kind, rate=1.0, clip=gamma, theta=theta)
     made = type(made)(
-        **{f: getattr(made, f) for f in made.__dataclass_fields__ if f != "boxes"},
-        boxes=Boxes(theta, np.tile(lower, (3, 1)), np.tile(upper, (3, 1))),
+        **{f: getattr(made, f) for f in made.__dataclass_fields__ if f != "known"},
+        known=(Boxes(theta, np.tile(lower, (3, 1)), np.tile(upper, (3, 1))),),
     )
     return data, graph, made
 
@@ -171,7 +171,7 @@ def test_logits_and_aggregates_of_the_unit_networks(loss, matmul):
     """One step of rate 1 from the boxes is minus the reference's aggregate; radius 12 is the whole batch."""
     data, graph, made = unit(loss, matmul)
     low, high = output_bounds(graph, made.boxes.lower, made.boxes.upper, data[f"{loss}_X"], made.radii)
-    after = ibp(made)
+    after = final(made)
     for j, k in enumerate(made.radii):
         logits = (data[f"{loss}_{matmul}_logit_{end}"] for end in "lu")
         assert_equal_or_outward((low[j], high[j]), *logits, outward=1e-12)

@@ -19,6 +19,7 @@ from certify.cli import noise as noise_command  # noqa: E402
 from certify.cli import predict as predict_command  # noqa: E402
 from certify.cli import recipe as recipe_command  # noqa: E402
 from certify.cli import release as release_command  # noqa: E402
+from certify.cli import solvers as solvers_command  # noqa: E402
 
 app = typer.Typer(
     name="certdp",
@@ -41,6 +42,7 @@ app.command("feasible", help="When does smooth noise beat global noise?")(feasib
 app.command("audit", help="Retrain and recertify on neighbours and check the claims (private).")(audit_command.command)
 app.add_typer(budget_command.app, name="budget", help="Privacy budgets: create, show, add, export.")
 app.command("recipe", help="Check a recipe, or explain every field.")(recipe_command.command)
+app.command("solvers", help="Show bounding backends and solvers, and try each solver.")(solvers_command.command)
 app.add_typer(envelope_command.app, name="envelope", help="Check envelope files.")
 
 
@@ -48,5 +50,6 @@ def known_errors() -> tuple[type[BaseException], ...]:
     """Everything a user can provoke."""
     from certify.errors import CertdpError
     from models.errors import ModelError
+    from solvers.errors import SolverError
 
-    return CertdpError, ModelError
+    return CertdpError, ModelError, SolverError

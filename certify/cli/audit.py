@@ -57,10 +57,12 @@ def command(
         raise CertdpError(f"{data}: holds no target; give the table that {envelope} was made from")
     problem = prepare(graph, facts, table.features, table.targets)
     inputs = read_table(queries, None, query.feature_names).features
-    concretisation = metadata.concretisation
     options = {
         "backend": metadata.backend,
-        "F": concretisation if isinstance(concretisation, int) else list(concretisation),
+        "F": metadata.concretisation,
+        "stride": metadata.stride,
+        "solver": metadata.solver or "highs",
+        "tau": metadata.capabilities.tau or None,
         "threads": threads,
     }
     again = audit.certify_problem(problem, (0, 1), **options)

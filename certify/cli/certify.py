@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 
 from certify.cli.console import PRIVATE, err, out, progress_bar, seconds
 from certify.cli.inputs import read_inputs
+from certify.cli.method import Backend, Force, Frequency, Solver, Stride, Tau, method
 from certify.envelope import SUFFIX, Envelope, write
 from certify.errors import CertdpError
 
@@ -33,15 +34,12 @@ def command(
     queries: Annotated[
         Path | None, typer.Option(help="Public inputs the envelope is wanted for, with --radii auto.")
     ] = None,
-    backend: Annotated[str, typer.Option(help="Bounding backend.")] = "ibp",
-    frequency: Annotated[
-        str | None,
-        typer.Option(
-            "--F",
-            help="Concretisation frequency: steps a window, or lengths with commas.  The same k records differ in all "
-            "steps of a window.  Default: an epoch of minibatches, or one full-batch step.",
-        ),
-    ] = None,
+    backend: Backend = "ibp",
+    frequency: Frequency = None,
+    stride: Stride = None,
+    solver: Solver = "highs",
+    tau: Tau = None,
+    force: Force = False,
     threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
@@ -60,8 +58,7 @@ def command(
         raise CertdpError(f"{output}: the folder {output.parent} does not exist; create it or give another path")
     facts, table, graph = read_inputs(model, data, recipe, target, output_name)
     options = {
-        "backend": backend,
-        "F": None if frequency is None else _frequency(frequency),
+        **method(backend, frequency, stride, solver, tau, force),
         "threads": threads,
         "resume": resume,
         "model_sha256": digest(model),
@@ -95,14 +92,6 @@ def command(
     out.print(summary(envelope, model, data, output))
 
 
-def _frequency(text: str) -> int | list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise CertdpError(f"F: found {text!r}; a number of steps, or numbers with commas, is accepted") from None
-    return lengths[0] if len(lengths) == 1 else lengths
-
-
 def _note(boxes) -> str:
     return f"mean width {boxes.width[-1]:.3g}" if len(boxes.lower) else ""
 
@@ -133,7 +122,8 @@ def radii_text(radii: tuple[int, ...]) -> str:
 def _lengths(metadata) -> str:
     f = metadata.concretisation
     if isinstance(f, int):
-        return "1 step" if f == 1 else f"{f} steps"
+        moved = f", moved on by {metadata.stride}" if metadata.stride else ""
+        return ("1 step" if f == 1 else f"{f} steps") + moved
     return f"{', '.join(map(str, f))} steps"
 
 

@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 
 from certify.cli.console import err, out, progress_bar
 from certify.cli.inputs import read_inputs
+from certify.cli.method import Backend, Force, Frequency, Solver, Stride, Tau, method
 from certify.errors import CertdpError, RadiusError
 
 
@@ -37,8 +38,12 @@ def command(
     box_lower: Annotated[float | None, typer.Option(help="Public lower end of every released parameter.")] = None,
     box_upper: Annotated[float | None, typer.Option(help="Public upper end of every released parameter.")] = None,
     target: Annotated[str | None, typer.Option(help="Target column(s); overrides the recipe.")] = None,
-    backend: Annotated[str, typer.Option(help="Bounding backend.")] = "ibp",
-    frequency: Annotated[str, typer.Option("--F", help="Steps a concretisation window, or lengths with commas.")] = "1",
+    backend: Backend = "ibp",
+    frequency: Frequency = None,
+    stride: Stride = None,
+    solver: Solver = "highs",
+    tau: Tau = None,
+    force: Force = False,
     threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; nothing is drawn twice.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
@@ -46,7 +51,6 @@ def command(
     budget: Annotated[str | None, typer.Option(help="Name of the budget in the ledger.")] = None,
 ) -> None:
     """Train privately: release the parameters at public steps, and write a private ONNX model."""
-    from certify.cli.certify import _frequency
     from certify.driver import parse_radii
     from certify.envelope import write_atomically
     from models import digest
@@ -72,19 +76,20 @@ def command(
         lower=box_lower,
         upper=box_upper,
     )
+    options = method(backend, frequency, stride, solver, tau, force)
     state = output.with_name(output.name + ".run.safetensors")
 
     def learn() -> dict:
         with progress_bar("learning privately") as update:
             private = release_parameters(
-                graph, facts, table.features, table.targets, plan, model=model, output=output_name, backend=backend,
-                F=_frequency(frequency), threads=threads, state=state, resume=resume, progress=update,
+                graph, facts, table.features, table.targets, plan, model=model, output=output_name,
+                threads=threads, state=state, resume=resume, progress=update, **options,
             )  # fmt: skip
         onnx = base64.b64encode(private.onnx).decode()
         return {"onnx": onnx, "size": int(private.theta.size), "guarantee": asdict(private.guarantee)}
 
     public = {"what": "parameters", "model": digest(model), "output": output_name, "recipe": facts.to_dict(),
-              "plan": repr(plan), "backend": backend, "F": frequency}  # fmt: skip
+              "plan": repr(plan), "method": options}  # fmt: skip
     try:
         answer = paid(
             ledger, budget, public, plan.epsilons, plan.deltas, facts.privacy.adjacency, "private model", learn

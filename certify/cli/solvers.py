@@ -1,0 +1,5 @@
+"""``certdp solvers``: placeholder while being written."""
+
+
+def command() -> None:
+    """Backends and solvers."""

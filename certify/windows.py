@@ -1,0 +1,107 @@
+"""The windows of a run: which steps a backend sees at once, and the boxes it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from certify._siblings import require
+from certify.errors import CertdpError, RecipeError
+
+require("models", "solvers")
+
+from solvers import BACKENDS, Boxes, Options  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Method:
+    """How training is bounded; public, fixed before the run.
+
+    ``F``: concretisation frequency, the steps of a window, or a list of window lengths with the last repeated.  In all
+    steps of a window the *same* ``k`` records differ, so longer windows are tighter and cost more.  Default: an epoch
+    of minibatches where memory allows, else one step.  ``stride``: how many new steps a window bounds; the others are
+    the steps before them once more.  Default ``F``: windows do not overlap.  ``solver``, ``tau``, ``force``: see
+    `solvers.Options`.
+    """
+
+    backend: str = "ibp"
+    F: int | Sequence[int] | None = None
+    stride: int | None = None
+    solver: str = "highs"
+    tau: float | None = None
+    force: bool = False
+
+    def __post_init__(self):
+        if self.backend not in BACKENDS:
+            raise CertdpError(f"backend: found {self.backend!r}; there are: {', '.join(BACKENDS)}")
+        if self.F is not None and not isinstance(self.F, int):
+            object.__setattr__(self, "F", tuple(self.F))
+        lengths = (self.F,) if isinstance(self.F, int) else self.F
+        if lengths is not None and (not lengths or any(type(f) is not int or f < 1 for f in lengths)):
+            raise RecipeError(f"F: found {self.F!r}; a window has at least one step")
+        if self.stride is not None:
+            if not isinstance(self.F, int):
+                raise RecipeError("stride: overlapping windows need one F, the steps of every window; give both")
+            if type(self.stride) is not int or not 1 <= self.stride <= self.F:
+                raise RecipeError(f"stride: found {self.stride!r}; a window bounds 1 to F = {self.F} new steps")
+
+    def options(self, threads: int) -> Options:
+        return Options(threads, self.solver, self.tau, self.force)
+
+    def facts(self) -> dict:
+        """Everything that determines the result, as JSON."""
+        F = list(self.F) if isinstance(self.F, tuple) else self.F
+        return {"backend": self.backend, "F": F, "stride": self.stride, "solver": self.solver, "tau": self.tau}
+
+
+class Span(NamedTuple):
+    """A window over steps ``start .. stop - 1``, of which those before ``known`` are bounded already."""
+
+    start: int
+    known: int
+    stop: int
+
+
+def spans(steps: int, F: int | Sequence[int], stride: int | None = None) -> Iterator[Span]:
+    """The windows of a run: ``F`` steps each (or these lengths, the last repeated), moved on by ``stride``."""
+    lengths = [F] if isinstance(F, int) else list(F)
+    known = 0
+    while known < steps:
+        stop = min(steps, known + (stride or lengths[0]))
+        yield Span(max(0, stop - F) if stride else known, known, stop)
+        known, lengths = stop, lengths[1:] or lengths
+
+
+class Trail:
+    """The boxes after the latest steps, as many as windows to come may need; PRIVATE."""
+
+    def __init__(self, step: int, boxes: Sequence[Boxes]):
+        self.step = step
+        self.boxes = tuple(boxes)
+
+    @property
+    def last(self) -> Boxes:
+        return self.boxes[-1]
+
+    def since(self, start: int) -> tuple[Boxes, ...]:
+        """The boxes after steps ``start .. self.step``."""
+        return self.boxes[start - self.step - 1 :]
+
+    def then(self, found: Sequence[Boxes], keep: int) -> Trail:
+        """The trail after the steps of ``found``, at least the last ``keep`` of them."""
+        return Trail(self.step + len(found), (*self.boxes, *found)[-max(keep, len(found)) :])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All boxes, stacked, for a checkpoint."""
+        found = {name: np.stack([getattr(b, name) for b in self.boxes]) for name in ("nominal", "lower", "upper")}
+        if self.last.difference is not None:
+            found["difference"] = np.stack([b.difference for b in self.boxes])
+        return found
+
+    @classmethod
+    def restore(cls, step: int, arrays: dict[str, np.ndarray]) -> Trail:
+        rows = [arrays[name] for name in ("nominal", "lower", "upper", "difference") if name in arrays]
+        return cls(step, [Boxes(*row) for row in zip(*rows, strict=True)])
