@@ -18,7 +18,7 @@ Formal guarantees (a test of the same name checks each):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -221,23 +221,50 @@ def attack_report(
     lower, upper = (_stack(problem, radii, ends) for ends in (boxes.lower, boxes.upper))
     size = lower.shape[1]
     chosen = np.arange(size) if parameters is None else np.asarray(parameters, dtype=np.int64)
+    low, high, count = attacked_ends(
+        problem, radii, chosen, retrainings=retrainings, candidates=candidates, seed=seed, boxes=(lower, upper)
+    )
+    picks = (low[:, chosen], high[:, chosen], lower[:, chosen], upper[:, chosen])
+    return AttackReport(radii, chosen, *picks, count)
+
+
+def attacked_ends(
+    problem: Problem,
+    radii: Sequence[int],
+    parameters: Sequence[int],
+    *,
+    retrainings: int = 8,
+    candidates: int = 256,
+    seed: int = 0,
+    boxes: tuple[np.ndarray, np.ndarray] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The least and largest parameters that real runs reach within each radius, ``(K, P)`` each, and how many ran.
+
+    Both ends of ``parameters`` are attacked; every run counts for all parameters.  ``boxes``: ends ``(K, P)`` that
+    every run must lie in.  ``progress(attacks done, attacks in all)``.  PRIVATE.  Raises as `attack_report`.
+    """
     nominal = trajectory(problem)[-1]
     low, high = np.tile(nominal, (len(radii), 1)), np.tile(nominal, (len(radii), 1))
-    count = 1
-    _check(problem, nominal[None], 0, radii, lower, upper)
-    for k in sorted({k for k in radii if k > 0}):
-        for j in chosen:
+    count, done = 1, 0
+    if boxes is not None:
+        _check(problem, nominal[None], 0, radii, *boxes)
+    wide = sorted({k for k in radii if k > 0})
+    for k in wide:
+        for j in parameters:
             for sign in (-1.0, 1.0):
-                aim = Direction.parameter(size, int(j), sign)
+                aim = Direction.parameter(len(nominal), int(j), sign)
                 found = guided_attack(problem, k, aim, retrainings=retrainings, candidates=candidates, seed=seed)
-                count += len(found.history)
-                _check(problem, found.trained, k, radii, lower, upper)
+                count, done = count + len(found.history), done + 1
+                if boxes is not None:
+                    _check(problem, found.trained, k, radii, *boxes)
                 for i, other in enumerate(radii):
                     if other >= k:
                         low[i] = np.minimum(low[i], found.trained.min(axis=0, initial=np.inf))
                         high[i] = np.maximum(high[i], found.trained.max(axis=0, initial=-np.inf))
-    picks = (low[:, chosen], high[:, chosen], lower[:, chosen], upper[:, chosen])
-    return AttackReport(radii, chosen, *picks, count)
+                if progress is not None:
+                    progress(done, 2 * len(wide) * len(parameters))
+    return low, high, count
 
 
 def trajectory(problem: Problem) -> np.ndarray:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,15 @@ class Checkpoint:
     seconds: float
 
 
+def identity(salt: bytes, facts: dict, arrays: Sequence[np.ndarray]) -> str:
+    """A keyed digest of everything that determines a run; without the salt it tells nothing of the arrays."""
+    mac = hmac.new(salt, json.dumps(facts, sort_keys=True).encode(), hashlib.sha256)
+    for array in arrays:
+        mac.update(str(array.shape).encode())
+        mac.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
+    return mac.hexdigest()
+
+
 class CheckpointFile:
     """One checkpoint on disk, tied to one run.
 
@@ -42,21 +52,14 @@ class CheckpointFile:
 
     def __init__(self, path: str | Path, facts: dict, arrays: list[np.ndarray]):
         self.path = Path(path)
-        self._facts = json.dumps(facts, sort_keys=True)
+        self._facts = facts
         self._arrays = arrays
         self._salt = os.urandom(32)
         self._digest: str | None = None
 
-    def _identity(self, salt: bytes) -> str:
-        mac = hmac.new(salt, self._facts.encode(), hashlib.sha256)
-        for array in self._arrays:
-            mac.update(str(array.shape).encode())
-            mac.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
-        return mac.hexdigest()
-
     def save(self, state: Checkpoint) -> None:
         if self._digest is None:
-            self._digest = self._identity(self._salt)
+            self._digest = identity(self._salt, self._facts, self._arrays)
         metadata = {
             "step": state.trail.step,
             "seconds": state.seconds,
@@ -77,15 +80,15 @@ class CheckpointFile:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 widths = tensors.pop("widths")
                 state = Checkpoint(Trail.restore(int(metadata["step"]), tensors), widths, float(metadata["seconds"]))
-            salt, identity = bytes.fromhex(metadata["salt"]), metadata["identity"]
+            salt, digest = bytes.fromhex(metadata["salt"]), metadata["identity"]
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.path}: damaged checkpoint ({error}); delete it and run again") from error
-        if not hmac.compare_digest(identity, self._identity(salt)):
+        if not hmac.compare_digest(digest, identity(salt, self._facts, self._arrays)):
             raise CheckpointError(
                 f"{self.path}: checkpoint of another run (model, data, recipe or radii differ); "
                 "restore them, or delete the checkpoint and run again"
             )
-        self._salt, self._digest = salt, identity
+        self._salt, self._digest = salt, digest
         return state
 
     def delete(self) -> None:

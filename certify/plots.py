@@ -95,3 +95,43 @@ def plot_staircase(
     axis.legend(frameon=False)
     axis.set_ylim(bottom=0.0)
     return _save(figure, Path(path))
+
+
+def plot_comparison(result: dict, path: str | Path) -> Path:
+    """Width at each radius with the attack as the floor, and smooth sensitivity against time, from `certdp compare`."""
+    import matplotlib
+
+    figure, (left, right) = _figure(2)
+    done = [row for row in result["cells"] if "widths" in row]
+    backends = list(dict.fromkeys(row["backend"] for row in done))
+    radii = result["radii"]
+    markers = dict(zip(backends, "osD^vP*X", strict=False))
+    for i, backend in enumerate(backends):
+        mine = [row for row in done if row["backend"] == backend]
+        shades = np.linspace(0.35, 1.0, len(mine)) if len(mine) > 1 else [1.0]
+        for row, shade in zip(mine, shades, strict=True):
+            label = backend if row["F"] is None else f"{backend}, F = {row['F']}"
+            left.plot(radii[1:], row["widths"][1:], color=f"C{i}", alpha=shade, marker=".", label=label)
+        time = [max(row["seconds"], 1e-3) for row in mine]
+        right.plot(
+            time, [row["smooth_sensitivity"] for row in mine], color=f"C{i}", marker=markers.get(backend, "o"),
+            linestyle=":", label=backend,
+        )  # fmt: skip
+        for x, row in zip(time, mine, strict=True):
+            name = "" if row["F"] is None else f" {row['F']}"
+            right.annotate(name, (x, row["smooth_sensitivity"]), fontsize=8, color=f"C{i}")
+    if result["attack"]:
+        left.plot(radii[1:], result["attack"]["widths"][1:], "k--", label="reached by an attack")
+        right.axhline(result["attack"]["smooth_sensitivity"], color="k", linestyle="--", label="reached by an attack")
+    for axis in (left, right):
+        axis.set_yscale("log")
+        axis.legend(frameon=False, fontsize=8)
+    left.set_xlabel("radius k (records that differ)")
+    left.set_ylabel("mean width of the parameter box")
+    left.set_title("width")
+    left.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    right.set_xscale("log")
+    right.set_xlabel("time (seconds; numbers beside points: F)")
+    right.set_ylabel(f"smooth sensitivity of all parameters (l1, β = {result['beta']:g})")
+    right.set_title("what the time buys")
+    return _save(figure, Path(path))

@@ -11,6 +11,7 @@ require("models", "solvers", "privacy")
 from certify.cli import audit as audit_command  # noqa: E402
 from certify.cli import budget as budget_command  # noqa: E402
 from certify.cli import certify as certify_command  # noqa: E402
+from certify.cli import compare as compare_command  # noqa: E402
 from certify.cli import envelope as envelope_command  # noqa: E402
 from certify.cli import feasible as feasible_command  # noqa: E402
 from certify.cli import inspect as inspect_command  # noqa: E402
@@ -34,6 +35,7 @@ app.command("models", help="Show a model: graph, operators, parameters, and what
 app.command("certify", help="Bound training on every neighbouring data set and write an envelope (private).")(
     certify_command.command
 )
+app.command("compare", help="Compare backends on one run, with the best attack (private).")(compare_command.command)
 app.command("inspect", help="Show an envelope: widths, certificates, plots (private).")(inspect_command.command)
 app.command("predict", help="Release private predictions from an envelope.")(predict_command.command)
 app.command("release", help="Release a private model: noisy parameters at public steps (AGS).")(release_command.command)
