@@ -3,32 +3,43 @@
 A scheme is public.  Accountants read its law; samplers (`privacy.bandmf.samplers`) draw batches from it.  Steps are
 numbered from 1 in formulas and from 0 in code.  Adjacency: zero-out (one example, or all examples of one user, are
 replaced by examples whose gradient is zero; the size of the data set is public).
+
+The expected batch size is the input and the probability follows: for b-min-sep ``batch / examples`` would be wrong.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from numbers import Integral, Real
+
+import numpy as np
 
 from certify.errors import PrivacyError
 
+# ``batch`` is often computed as examples / separation; the quotient may round up.
+_ROUNDING = 1.0 + 1e-12
+
 
 def _positive(name: str, value: int) -> None:
-    if int(value) != value or value < 1:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise PrivacyError(f"{name}: found {value!r}; a whole number of at least 1 is required")
 
 
 def _check(scheme) -> None:
-    """What all schemes with examples and an expected batch size share."""
+    """What all schemes with an expected batch size share; raises PrivacyError."""
     _positive("steps", scheme.steps)
     _positive("examples", scheme.examples)
-    if not (math.isfinite(scheme.batch) and 0.0 < scheme.batch <= scheme.examples):
-        raise PrivacyError(
-            f"batch: found {scheme.batch!r}; the expected batch size lies above 0 and at most at the "
-            f"{scheme.examples} examples"
-        )
+    _positive("separation", scheme.separation)
     if scheme.truncate is not None:
         _positive("truncate", scheme.truncate)
+    batch, most = scheme.batch, scheme.examples / scheme.separation
+    if not (isinstance(batch, Real) and 0.0 < batch <= most * _ROUNDING):
+        reason = f" / separation {scheme.separation}" if scheme.separation > 1 else ""
+        remedy = "lower batch or separation" if scheme.separation > 1 else "lower batch"
+        raise PrivacyError(
+            f"batch: found {batch!r}; the expected batch size lies above 0 and at most at "
+            f"{scheme.examples} examples{reason} = {most:g}: {remedy}"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Poisson:
     @property
     def probability(self) -> float:
         """Probability of joining when available."""
-        return self.rate
+        return min(1.0, self.rate)
 
     @property
     def separation(self) -> int:
@@ -65,7 +76,9 @@ class Poisson:
 class CyclicPoisson:
     """Examples are split into ``separation`` groups; step ``i`` Poisson-samples group ``i mod separation``.
 
-    Expected batch size ``batch``, so the probability within the group is ``separation * batch / examples``.
+    Groups are public and as equal as can be: example ``e`` is in group ``e mod separation``.  So the account takes the
+    group of an example as known.  Expected batch size ``batch`` (on average over the groups where their sizes differ
+    by one), so the probability within the group is ``separation * batch / examples``.
     """
 
     steps: int
@@ -76,12 +89,6 @@ class CyclicPoisson:
 
     def __post_init__(self):
         _check(self)
-        _positive("separation", self.separation)
-        if self.separation * self.batch > self.examples:
-            raise PrivacyError(
-                f"batch: found {self.batch} with {self.separation} groups of {self.examples} examples; a group holds "
-                f"{self.examples / self.separation:g}: lower batch or separation"
-            )
 
     @property
     def rate(self) -> float:
@@ -89,7 +96,7 @@ class CyclicPoisson:
 
     @property
     def probability(self) -> float:
-        return self.separation * self.batch / self.examples
+        return min(1.0, self.separation * self.batch / self.examples)
 
 
 @dataclass(frozen=True)
@@ -135,13 +142,6 @@ class BMinSep:
 
     def __post_init__(self):
         _check(self)
-        _positive("separation", self.separation)
-        # one part in 10^12 of tolerance: batch is often computed as examples / separation
-        if self.separation * self.batch > self.examples * (1.0 + 1e-12):
-            raise PrivacyError(
-                f"batch: found {self.batch} of {self.examples} examples with separation {self.separation}; the rate "
-                f"batch / examples is at most 1 / separation: lower batch or separation"
-            )
 
     @property
     def rate(self) -> float:
@@ -149,16 +149,42 @@ class BMinSep:
 
     @property
     def probability(self) -> float:
+        """``p`` of ``1 / rate = 1 / p + separation - 1``."""
         rate = self.rate
         return min(1.0, rate / (1.0 - (self.separation - 1) * rate)) if self.separation * rate < 1.0 else 1.0
+
+    @property
+    def stationary(self) -> np.ndarray:
+        """Stationary law of the waiting state, float64 ``(separation,)``: entry ``s`` is P[barred for ``s`` steps]."""
+        p = self.probability
+        law = np.full(self.separation, p)
+        law[0] = 1.0
+        return law / (1.0 + (self.separation - 1) * p)
+
+    @property
+    def inclusion(self) -> np.ndarray:
+        """Probability that an example is sampled (before any cut) in every step, float64 ``(steps,)``."""
+        if self.warm:
+            return np.full(self.steps, self.stationary[0] * self.probability)
+        law, recent = np.zeros(self.steps), 0.0
+        for i in range(self.steps):
+            law[i] = self.probability * max(0.0, 1.0 - recent)
+            oldest = i - (self.separation - 1)
+            recent += law[i] - (law[oldest] if oldest >= 0 else 0.0)
+        return law
 
 
 @dataclass(frozen=True)
 class MultiAttribution:
     """b-min-sep where every example belongs to users and every user owns at most ``per_user`` examples [BMS, Alg. 3].
 
-    Every step samples all examples with ``probability``; an example is barred while one that shares an owner was
-    *sampled* in the last ``separation - 1`` steps.  Accounted cold, at user level, the owners being public.
+    Every step samples all examples with ``probability`` (`privacy.bandmf.users.joining_probability` finds it from the
+    expected batch size); an example is barred while one that shares an owner was *sampled* in the last
+    ``separation - 1`` steps.  Accounted cold, at user level, the owners being public.
+
+    Samplers draw ``separation - 1`` sampled sets before step 1, which makes the batches stationary from there on.  The
+    cold account covers that for every ``C``: more past only bars more, so every user takes part element-wise less, and
+    the hockey sticks of Gaussian mixtures with shifts ``C x >= 0`` grow with every entry of ``x``.
     """
 
     steps: int
@@ -170,8 +196,13 @@ class MultiAttribution:
         _positive("steps", self.steps)
         _positive("separation", self.separation)
         _positive("per_user", self.per_user)
-        if not 0.0 < self.probability <= 1.0:
+        if not (isinstance(self.probability, Real) and 0.0 < self.probability <= 1.0):
             raise PrivacyError(f"probability: found {self.probability!r}; it lies above 0 and at most at 1")
 
 
 Scheme = Poisson | CyclicPoisson | BallsInBins | BMinSep | MultiAttribution
+
+
+def rounds(scheme: Scheme) -> int:
+    """The most steps an example (a user) can take part in: ``ceil(steps / separation)``, not the quotient."""
+    return -(-scheme.steps // scheme.separation)
