@@ -9,6 +9,7 @@ Kernels are compiled by numba without fast-math flags, so no term is reordered o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -230,15 +231,13 @@ class Affine(Op):
     def forward(self, args):
         return affine_point(self._weight(args[1]), self._bias(args), args[0], self.positions)
 
+    def boxes(self, args: Sequence[Interval]) -> tuple[Interval, Interval]:
+        """Boxes of the weight ``(M, K)`` and of the bias ``(M,)``, zero where there is none."""
+        bias = args[2] if len(args) == 3 else Interval(np.zeros(self.rows), np.zeros(self.rows))
+        return self._weight_interval(args[1]), Interval(*(end.reshape(self.rows) for end in bias))
+
     def forward_interval(self, args, ladder):
-        bias = (
-            Interval(args[2].lower.reshape(self.rows), args[2].upper.reshape(self.rows))
-            if len(args) == 3
-            else Interval(np.zeros(self.rows), np.zeros(self.rows))
-        )
-        return affine_interval(
-            self._weight_interval(args[1]), bias, args[0], self.positions, self.products, ladder
-        )
+        return affine_interval(*self.boxes(args), args[0], self.positions, self.products, ladder)
 
     def backward(self, adjoint, args, out, needed):
         """The adjoint of ``x`` only: gradients of weight and bias stay factored (see ``solvers.gradients``)."""
