@@ -8,6 +8,7 @@ from certify._siblings import require
 
 require("models", "solvers", "privacy")
 
+from certify.cli import account as account_command  # noqa: E402
 from certify.cli import audit as audit_command  # noqa: E402
 from certify.cli import budget as budget_command  # noqa: E402
 from certify.cli import certify as certify_command  # noqa: E402
@@ -42,6 +43,7 @@ app.command("release", help="Release a private model: noisy parameters at public
 app.command("noise", help="Compare the noise that each family needs for a budget.")(noise_command.command)
 app.command("feasible", help="When does smooth noise beat global noise?")(feasible_command.command)
 app.command("audit", help="Retrain and recertify on neighbours and check the claims (private).")(audit_command.command)
+app.add_typer(account_command.app, name="account", help="Account correlated-noise training (BandMF).")
 app.add_typer(budget_command.app, name="budget", help="Privacy budgets: create, show, add, export.")
 app.command("recipe", help="Check a recipe, or explain every field.")(recipe_command.command)
 app.command("solvers", help="Show bounding backends and solvers, and try each solver.")(solvers_command.command)

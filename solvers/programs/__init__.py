@@ -1,0 +1,1 @@
+"""Windows as linear and mixed-integer programs: formulation, solving, and safe bounds."""
