@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from privacy.amplification import amplified, base_budget
 from privacy.composition import Cost, advanced, basic, compose, optimal
-from privacy.noise import admissible_pairs, make_family
-from privacy.profiles import cauchy_curve, laplace_curve, loss_distribution
+from privacy.noise import FAMILIES, admissible_pairs, make_family
+from privacy.profiles import worst_case
 
 GRID = 2e-3
 
 
 def composition() -> None:
     """Releases at epsilon = 0.5 each; totals at delta = 1e-4 (Laplace: 1e-7 a release at beta = 0.02)."""
-    (pair,) = admissible_pairs("laplace", 0.5, 1e-7, betas=[0.02])
-    laplace, cauchy = (loss_distribution(c, GRID) for c in (laplace_curve(pair), cauchy_curve(0.5)))
+    laplace = worst_case("laplace", 0.5, 1e-7, betas=[0.02], step=GRID)
+    cauchy = worst_case("cauchy", 0.5, step=GRID)
     print("| releases | basic | advanced | optimal | Laplace profile | Cauchy: optimal | Cauchy profile |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in (4, 16, 64, 256):
@@ -32,6 +32,22 @@ def composition() -> None:
             cauchy.repeated(count).epsilon(1e-4),
         )
         print(f"| {count} | {' | '.join(f'{t:.2f}' for t in totals)} |")
+
+
+def families() -> None:
+    """The same for every family: one release at (0.5, 0) or (0.5, 1e-7), beta as said, total delta 1e-4."""
+    print("\n| family, numbers | beta | 4 | 16 | 64 | 64: by its points |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    rows = [("cauchy", 1), ("student", 1), ("l1-power", 1), ("l1-power", 9), ("laplace", 1), ("laplace", 9)]
+    rows += [("gaussian", 1), ("gaussian", 9), ("gaussian", 45), ("arsinh-normal", 9)]
+    for name, dim in rows:
+        delta = 0.0 if FAMILIES[name].load().privacy == "pure" else 1e-7
+        listed = admissible_pairs(name, 0.5, delta, dim)
+        pair = listed[len(listed) // 2]
+        one = worst_case(name, 0.5, delta, dim, [pair.beta], step=GRID)
+        totals = [one.repeated(count).epsilon(1e-4) for count in (4, 16, 64)]
+        totals.append(optimal([Cost(0.5, delta)] * 64, 1e-4).epsilon)
+        print(f"| {name}, {dim} | {pair.beta:.3g} | {' | '.join(f'{t:.2f}' for t in totals)} |")
 
 
 def amplification() -> None:
@@ -57,5 +73,6 @@ def concentrated() -> None:
 
 if __name__ == "__main__":
     composition()
+    families()
     amplification()
     concentrated()

@@ -1,4 +1,4 @@
-"""Worst-case privacy profiles of smooth mechanisms, and the loss distributions that dominate them.
+"""Loss distributions that dominate the worst-case privacy profiles of smooth mechanisms, and their composition.
 
 The profile of a mechanism is `delta(epsilon) = sup over neighbours, both directions, of E_(e^epsilon)(P, Q)`. A
 smooth mechanism has no single worst pair; what may be composed is any pair of measures whose curve lies above the
@@ -7,31 +7,19 @@ have total mass above 1, because the curve of a product is an integral of the cu
 is such a pair: mass of P on multiples of a step of loss, plus a mass of infinite loss. Its curve is `inf + sum_l p_l
 (1 - e^(epsilon - l))^+`.
 
-Profiles (one dimension, over the region of the admissible pairs; public):
+`worst_case` gives one for every noise family; the curves and their proofs are in `profile_curves`. Several admissible
+pairs (beta chosen on the data): the maximum of their curves.
 
-* Cauchy, exact. The Cauchy laws are the points of the hyperbolic half plane and Moebius maps carry pairs to pairs, so
-  the curve depends on the hyperbolic distance `d` alone, and `d <= epsilon_0` is what admissible pairs ensure. It
-  grows with `d`: on the circle the pair is the uniform law against a Poisson kernel `K_r`, `r = tanh(d/2)`, and
-  smaller `r` is the convolution with another kernel (data processing). In closed form `delta = 2/pi (atan c -
-  e^epsilon atan(e^-d c))`, `c^2 = (e^d - e^epsilon)/(e^epsilon - e^-d)`. (Weaker and simpler: epsilon_0-DP alone
-  gives randomised response, `from_cost`.)
-* Laplace, an upper envelope. The curve grows with the shift (level sets are intervals around the centres), so the
-  shift is `a`. For the dilation `lam` in a cell `[l, u]`, `h = u - l`, pointwise `p_lam <= e^h p_u` (wide law first)
-  and `q_lam >= e^-h q_l` (narrow law first), so `H_epsilon <= e^h H_(epsilon - h)(u)` and `H_epsilon <= H_(epsilon -
-  h)(l)`. The maximum over the cells that cover `[0, beta]` is a proven bound without any monotonicity in `lam`; with
-  256 cells it is within 1 % of the corner.
-
-Several admissible pairs (beta chosen on the data): the maximum of their curves.
-
-From a curve to a distribution: the curve is convex in `e^epsilon`, so chords between grid points lie above it
-("connect the dots"). Afterwards the curve of the result is evaluated at all grid points in positive arithmetic, and
-what is missing by rounding is added to the infinite mass: domination is checked, not assumed.
+From a curve to a distribution: the profile is convex in `e^epsilon` and below the curve at the grid points, hence below
+their lower convex hull, which chords connect ("connect the dots"). Afterwards the curve of the result is evaluated at
+all grid points in positive arithmetic, and what is missing by rounding is added to the infinite mass: domination is
+checked, not assumed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -39,9 +27,19 @@ import numpy as np
 
 from certify.errors import PrivacyError
 from privacy.composition import Cost, up
+from privacy.noise import NoiseFamily, admissible_pairs, make_family
 from privacy.noise.base import AdmissiblePair, beta_with_slack
+from privacy.profile_curves import (
+    Curve,
+    cauchy_curve,
+    concentrated_curve,
+    dilation_curve,
+    laplace_curve,
+    normal_curve,
+    power_curve,
+    student_curve,
+)
 
-_CELLS = 256
 _LONGEST = 200_000
 _TAIL = 1e-16
 _TINY = 1e-30  # products of such entries would be denormal numbers, which are slow
@@ -126,6 +124,67 @@ def compose_distributions(distributions: Iterable[LossDistribution]) -> LossDist
     return result
 
 
+def worst_case(
+    family: str | NoiseFamily,
+    epsilon: float,
+    delta: float = 0.0,
+    dim: int = 1,
+    betas: Iterable[float] | None = None,
+    *,
+    step: float,
+    adjacency: str = "replace-one",
+) -> LossDistribution:
+    """A pair that dominates one release of `dim` numbers with `family` noise at (epsilon, delta); grid of `step`.
+
+    `family`, `epsilon`, `delta`, `dim`, `betas`: as for `noise.admissible_pairs`, with the values the release is made
+    with. One dimension: the curve of the region. More: Laplace and Gaussian by the product of one shifted coordinate
+    and a dilation of the others; concentrated families by what their rho says; pure families by randomised response,
+    which dominates everything that is (epsilon, 0)-DP.
+
+    Guarantees:
+    * worst case dominates every neighbour pair: its curve is above the hockey stick over the regions of all pairs,
+      both directions.
+
+    Errors: PrivacyError for a budget that does not fit the family, and for a step that is too fine.
+    """
+    pairs = admissible_pairs(family, epsilon, delta, dim, betas)
+    family = make_family(family, epsilon, delta, dim) if isinstance(family, str) else family
+    if family.privacy == "concentrated":
+        rho = max(family.rho(pair.a, pair.beta, dim) for pair in pairs)
+        return loss_distribution(concentrated_curve(rho), step, adjacency)
+    if family.name == "laplace":
+        return _with_dilation(laplace_curve, pairs, dim - 1.0, 1.0, step, adjacency)
+    if family.name == "gaussian":
+        return _with_dilation(normal_curve, pairs, (dim - 1.0) / 2.0, 2.0, step, adjacency)
+    if dim == 1 and family.name in _PURE_CURVES:
+        return loss_distribution(_PURE_CURVES[family.name](family, epsilon, pairs), step, adjacency)
+    return from_cost(Cost(epsilon, 0.0, adjacency), step)
+
+
+_PURE_CURVES = {
+    "cauchy": lambda family, epsilon, pairs: cauchy_curve(epsilon),
+    "l1-power": lambda family, epsilon, pairs: power_curve(pairs, family.exponent(1)),
+    "box-power": lambda family, epsilon, pairs: power_curve(pairs, family.exponent(1)),
+    "student": lambda family, epsilon, pairs: student_curve(pairs, family.degrees),
+}
+
+
+def _with_dilation(scalar, pairs, shape: float, factor: float, step: float, adjacency: str) -> LossDistribution:
+    """`scalar` curve of one coordinate, times the dilation of the others (Gamma(`shape`), `factor * beta`)."""
+    if shape == 0.0:
+        return loss_distribution(scalar(pairs), step, adjacency)
+
+    def joint(pair: AdmissiblePair) -> LossDistribution:
+        others = dilation_curve(shape, factor * beta_with_slack(pair.beta))
+        return loss_distribution(scalar(pair), step, adjacency).then(loss_distribution(others, step, adjacency))
+
+    each = [joint(pair) for pair in pairs]
+    if len(each) == 1:
+        return each[0]
+    tail = max(_TAIL, 2.0 * max(d.infinite for d in each))
+    return loss_distribution(lambda x: np.maximum.reduce([d.delta(x) for d in each]), step, adjacency, tail)
+
+
 def from_cost(cost: Cost, step: float) -> LossDistribution:
     """Randomised response with epsilon rounded up to the grid, and delta: dominates every (epsilon, delta)-DP
     mechanism."""
@@ -143,118 +202,44 @@ def from_cost(cost: Cost, step: float) -> LossDistribution:
     return LossDistribution(step, -points, mass, delta, cost.adjacency, cost)
 
 
-def cauchy_curve(epsilon: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Worst-case profile of one-dimensional Cauchy noise with pairs admissible for `epsilon`: exact, rounded up.
-
-    Guarantees:
-    * cauchy profile is the worst case over the region, and is attained.
-    """
-    d = float(epsilon)
-
-    def curve(x: np.ndarray) -> np.ndarray:
-        x = np.asarray(x, np.float64)
-        inside = np.abs(x) < d
-        y = np.where(inside, x, 0.0)
-        c = np.sqrt(-np.expm1(y - d) / -np.expm1(-d - y)) * np.exp((d - y) / 2.0)
-        angle = np.arctan(c)
-        value = 2.0 / np.pi * (angle - np.exp(y) * np.arctan(np.exp(-d) * c))
-        value = np.maximum(value, 0.0) * (1.0 + 1e-12) + 1e-15 * angle
-        return np.where(inside, value, np.maximum(0.0, -np.expm1(x)))
-
-    return curve
-
-
-def laplace_curve(pairs: AdmissiblePair | Sequence[AdmissiblePair]) -> Callable[[np.ndarray], np.ndarray]:
-    """Worst-case profile of one-dimensional Laplace noise over the regions of `pairs`: a proven upper bound.
-
-    Guarantees:
-    * laplace profile dominates the region: every shift, every dilation, both directions.
-    """
-    pairs = [pairs] if isinstance(pairs, AdmissiblePair) else list(pairs)
-    if not pairs:
-        raise PrivacyError("pairs: the list is empty; give the admissible pairs of the release")
-
-    def curve(x: np.ndarray) -> np.ndarray:
-        x = np.asarray(x, np.float64)
-        best = np.maximum(0.0, -np.expm1(x))
-        for pair in pairs:
-            beta = beta_with_slack(pair.beta)
-            edges = np.linspace(0.0, beta, _CELLS + 1 if pair.beta > 0.0 else 2)
-            edges[-1] = beta
-            h = float(np.diff(edges).max()) * (1.0 + 2.0**-40)
-            for low, high in zip(edges, edges[1:], strict=False):
-                wide = math.exp(h) * laplace_hockey_stick(x - h, pair.a, float(high), True)
-                best = np.maximum(best, wide)
-                best = np.maximum(best, laplace_hockey_stick(x - h, pair.a, float(low), False))
-            # Differences of numbers near 1 occur only up to here; beyond, the formula is one product.
-            best = best + 2e-15 * (x - h < pair.a + beta)
-        return np.minimum(1.0, best * (1.0 + 1e-12))
-
-    return curve
-
-
-def laplace_hockey_stick(epsilon: np.ndarray, a: float, lam: float, wide_first: bool) -> np.ndarray:
-    """Hockey stick of Laplace laws with centres `a` apart and scales 1 and `e^lam`, any real epsilon; closed form."""
-    e = np.asarray(epsilon, np.float64)
-    w, gap = math.exp(-lam), -math.expm1(-lam)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        if wide_first:
-            # The log ratio falls to its minimum at the narrow centre a, then rises: two tails (or everything).
-            right = a + (e + lam + a * w) / gap if gap else np.full(e.shape, np.inf)
-            outer = np.maximum(e - a + lam, 0.0) / gap if gap else np.where(e >= a, np.inf, 0.0)
-            inner = np.maximum(a - lam - e, 0.0) / (1.0 + w)
-            left = np.where(e < a - lam, 1.0 - 0.5 * np.exp(-inner * w) * (1.0 + w), 0.5 * np.exp(-outer * w) * gap)
-            value = left + 0.5 * np.exp(-right * w) * gap
-            return np.where(e <= -lam - a * w, -np.expm1(e), np.maximum(value, 0.0))
-        # The log ratio has its peak at the narrow centre 0: one interval.
-        room = np.maximum(lam + w * a - e, 0.0)
-        left = np.exp(-room / gap) if gap else np.zeros(e.shape)
-        near = 1.0 - 0.5 * np.exp(-room / (1.0 + w)) * (1.0 + 1.0 / w)
-        beyond = np.exp(-a - np.maximum(lam - a - e, 0.0) / gap) if gap else np.zeros(e.shape)
-        far = -np.expm1(e) + 0.5 * beyond * (1.0 / w - 1.0)
-        value = 0.5 * left * (1.0 / w - 1.0) + np.where(e > lam - a, near, far)
-        return np.where(e >= lam + w * a, 0.0, np.maximum(value, 0.0))
-
-
 def loss_distribution(
-    curve: Callable[[np.ndarray], np.ndarray],
+    curve: Curve,
     step: float,
     adjacency: str = "replace-one",
     tail: float = _TAIL,
 ) -> LossDistribution:
-    """A distribution on the grid of `step` whose curve lies above `curve` everywhere.
+    """A distribution on the grid of `step` that dominates every profile below `curve`.
 
     `curve`: an upper bound of a profile, vectorised, needed for epsilon >= 0 only: with both directions in the supremum
     `delta(-x) = 1 - e^-x (1 - delta(x))`. The grid ends where the curve is at most `tail` (that becomes infinite loss).
 
     Guarantees:
-    * distribution dominates the curve: checked at every grid point, and chords do the rest.
+    * distribution dominates the profile: it lies above the lower convex hull of the curve's values, checked at every
+      grid point; where the curve is convex it lies above the curve itself.
 
     Errors: PrivacyError when the grid would be too long.
     """
-    points = 1
-    while float(curve(np.array([points * step]))[0]) > tail:
-        points *= 2
-        if points > _LONGEST:
-            raise PrivacyError(f"step: {step!r} is too fine for this profile; choose a coarser one")
-    low, high = points // 2, points
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if float(curve(np.array([middle * step]))[0]) > tail else (low, middle)
-    above = np.arange(high + 1) * step
+    sizes = 2 ** np.arange(1, int(math.log2(_LONGEST)) + 1)
+    enough = np.flatnonzero(curve(sizes * step) <= tail)
+    if not len(enough):
+        raise PrivacyError(f"step: {step!r} is too fine for this profile; choose a coarser one")
+    above = np.arange(sizes[enough[0]] + 1) * step
     upper = np.maximum.accumulate(np.asarray(curve(above), np.float64)[::-1])[::-1]
+    high = max(1, int(np.flatnonzero(upper <= tail)[0]))
+    above, upper = above[: high + 1], upper[: high + 1]
     below = -np.expm1(-above[1:]) + np.exp(-above[1:]) * upper[1:] * (1.0 + 2.0**-50)
     delta = np.concatenate([below[::-1], upper])
     epsilon = np.concatenate([-above[:0:-1], above])
     nodes, t = _hull(np.exp(epsilon), delta), np.exp(epsilon)
     t0, d0 = t[nodes], delta[nodes]
+    needed = np.interp(t, np.append(0.0, t0), np.append(1.0, d0)) * (1.0 + 2.0**-50)
     slopes = np.concatenate([[(1.0 - d0[0]) / t0[0]], -np.diff(d0) / np.diff(t0), [0.0]])
     mass = np.zeros(len(epsilon))
     mass[nodes] = np.maximum(slopes[:-1] - slopes[1:], 0.0) * t0
     found = LossDistribution(step, -high, mass, float(delta[-1]), adjacency)
-    # Certificate: the curve of the result, in positive arithmetic and rounded DOWN, against what it must cover.
+    # Certificate: the curve of the result, in positive arithmetic and rounded DOWN, against the hull.
     lower = _curve_at_nodes(epsilon, mass) * (1.0 - len(mass) * 2.0**-51)
-    missing = max(float(np.max(delta - lower - found.infinite)), 0.0)
+    missing = max(float(np.max(needed - lower - found.infinite)), 0.0)
     short = max(0.0, 1.0 - float(mass.sum()) * (1.0 - len(mass) * 2.0**-52) - found.infinite - missing)
     return _trimmed(step, -high, mass, (found.infinite + missing + short) * (1.0 + 2.0**-50), adjacency)
 

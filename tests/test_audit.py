@@ -23,7 +23,7 @@ from certify.cli.audit import command
 from certify.driver import prepare, run
 from certify.errors import PrivacyError, RadiusError
 from certify.recipe import from_dict
-from privacy import audit, noise, smooth
+from privacy import audit, audit_laws, noise, smooth
 
 RANGE = (np.array([-1.0]), np.array([1.0]))
 
@@ -57,9 +57,9 @@ def test_cauchy_and_laplace_losses_agree_with_the_oracle():
     rng = np.random.default_rng(0)
     for _ in range(300):
         f, g, s, t = rng.normal(), rng.normal() * rng.choice([0.0, 1.0]), *rng.uniform(0.2, 3.0, 2)
-        assert audit.pure_loss("cauchy", f, s, g, t) == pytest.approx(cauchy_epsilon(f, s, g, t), abs=1e-9)
+        assert audit_laws.pure_loss("cauchy", f, s, g, t) == pytest.approx(cauchy_epsilon(f, s, g, t), abs=1e-9)
         epsilon = rng.uniform(0.05, 3.0)
-        mine = audit.hockey_stick("laplace", epsilon, f, s, g, t)
+        mine = audit_laws.hockey_stick("laplace", epsilon, f, s, g, t)
         assert mine == pytest.approx(laplace_delta(epsilon, f, s, g, t), abs=1e-12)
 
 
@@ -70,7 +70,7 @@ def test_hockey_sticks_agree_with_quadrature():
     for (name, law), (e, f, s, g, t) in itertools.product(laws.items(), cases):
         p, q = law.pdf(y, f, s), law.pdf(y, g, t)
         exact = np.maximum(p - math.exp(e) * q, 0.0).sum() * (y[1] - y[0])
-        assert audit.hockey_stick(name, e, f, s, g, t) == pytest.approx(exact, abs=1e-6)
+        assert audit_laws.hockey_stick(name, e, f, s, g, t) == pytest.approx(exact, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["student", "l1-power", "box-power"])
@@ -87,7 +87,7 @@ def test_other_pure_losses_agree_with_a_grid(name):
 
     for f, s, g, t in [(0.0, 1.0, 0.7, 1.3), (0.0, 2.0, 1.0, 0.6), (0.0, 1.0, 0.0, 1.5), (0.0, 1.0, 2.0, 1.0)]:
         worst = np.max(np.abs(log_density(f, s) - log_density(g, t)))
-        assert float(audit.pure_loss(family, f, s, g, t)) == pytest.approx(worst, abs=1e-4)
+        assert float(audit_laws.pure_loss(family, f, s, g, t)) == pytest.approx(worst, abs=1e-4)
 
 
 # --- what is shipped passes ---
@@ -388,7 +388,7 @@ def test_black_box_catches_the_half_range():
         samples = [f + s * rng.standard_cauchy(n) for f, s in points]
         ratio = lambda y, a=points[0], b=points[1]: stats.cauchy.logpdf(y, *a) - stats.cauchy.logpdf(y, *b)  # noqa: E731
         found = audit.black_box(*samples, log_ratio=ratio)
-        exact = float(audit.pure_loss("cauchy", *points[0], *points[1]))
+        exact = float(audit_laws.pure_loss("cauchy", *points[0], *points[1]))
         assert found.epsilon <= exact
         assert (found.epsilon > 0.4 > epsilon) if violates else (found.epsilon <= epsilon)
 
@@ -460,3 +460,24 @@ def test_command_passes_and_exits_2_on_a_violation(certified, monkeypatch):
     monkeypatch.setattr(audit.agtr, "release_predictions", less_noise)
     done = invoke(certified, "--data", "train.csv")
     assert done.exit_code == 2 and "VIOLATION" in done.output
+
+
+def test_command_says_that_radii_on_demand_are_audited_up_to_the_first_gap(certified, monkeypatch):
+    from certify.cli import main
+
+    words = ["certdp", "certify", str(certified), "--data", "train.csv", "--recipe", "recipe.toml", "--radii", "auto"]
+    words += ["--beta", "0.4", "--queries", "queries.csv", "-o", "auto.envelope.safetensors"]
+    monkeypatch.setattr(sys, "argv", words)
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code
+    app = typer.Typer()
+    app.command()(command)
+    words = ["auto.envelope.safetensors", "--model", str(certified), "--queries", "queries.csv", "--epsilon", "3"]
+    words += ["--data", "train.csv", "--neighbours", "1", "--retrainings", "2", "--json", "auto.json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "chosen on demand" in done.output
+    report = json.loads(Path("auto.json").read_text())
+    assert all("beta" not in check["where"] or "beta 0.4" in check["where"] for check in report["checks"])

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from certify.cli.console import PRIVATE, err, out, seconds
@@ -19,7 +20,11 @@ def command(
     data: Annotated[Path, typer.Option(help="The table of records it was made from (private).")],
     queries: Annotated[Path, typer.Option(help="Public inputs, one row each.")],
     epsilon: Annotated[float, typer.Option(help="Budget of all queries together that is to be checked.")],
-    delta: Annotated[float, typer.Option(help="With delta > 0 Laplace noise is checked, else Cauchy.")] = 0.0,
+    delta: Annotated[float, typer.Option(help="Probability budget beside epsilon; 0 for pure noise.")] = 0.0,
+    noise: Annotated[str | None, typer.Option(help="Noise family, as for `certdp predict`.")] = None,
+    joint: Annotated[
+        bool | None, typer.Option("--joint/--separate", help="As for `certdp predict`: default by a public rule.")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe; must agree with the one in the envelope.")] = None,
     neighbours: Annotated[int, typer.Option(min=1, help="Inputs to attack, two directions each.")] = 4,
     radius: Annotated[int, typer.Option(min=1, help="Neighbours in a row: how far from the data pairs are taken.")] = 1,
@@ -75,15 +80,23 @@ def command(
     if not pairs:
         raise CertdpError(f"{data}: the attack found no neighbour that moves a prediction; add --retrainings")
     err.print(f"certifying {len(pairs)} pairs", soft_wrap=True)
-    # Radii picked on demand are not contiguous: audit the dense rule up to the largest gap-free one.
-    radii = range(next(k for k in range(len(certified.radii) + 1) if k not in set(certified.radii)))
-    report = audit.audit_pairs(pairs, inputs, epsilon, delta, radii=radii, **options)
+    auto, stored = metadata.auto, set(certified.radii)
+    # Radii picked on demand are not contiguous: audit the dense rule up to the first gap.
+    radii = range(next(k for k in range(len(certified.radii) + 1) if k not in stored))
+    rule = {"joint": joint} if auto is None else {"joint": False, "betas": np.atleast_1d(auto["beta"]).tolist()}
+    report = audit.audit_pairs(pairs, inputs, epsilon, delta, noise, radii=radii, **rule, **options)
     if json_output is not None:
         write_atomically(json_output, report.to_json().encode())
     out.print(report.table())
     verdict = "[green]no violation found[/]" if report.passed else "[bold red]VIOLATION: do not release[/]"
     out.print(f"[bold]result[/]     {verdict} ({seconds(time.monotonic() - started)})")
     out.print("An audit refutes, it does not prove: it covers the pairs that were tried.", soft_wrap=True)
+    if auto is not None:
+        out.print(
+            f"The envelope's radii were chosen on demand. Audited were the radii 0..{report.radii} of every data set, "
+            "not the ones that would be chosen on it.",
+            soft_wrap=True,
+        )
     out.print(PRIVATE, soft_wrap=True)
     if not report.passed:
         raise typer.Exit(2)
