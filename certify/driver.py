@@ -35,10 +35,17 @@ from models.ir import Graph  # noqa: E402
 from models.losses import Loss, TargetError, make_loss  # noqa: E402
 from models.ops import Interval  # noqa: E402
 from solvers import BACKENDS, Boxes, Options, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
+from solvers.errors import UnsupportedWindowError  # noqa: E402
+from solvers.jacobian import Head  # noqa: E402
+from solvers.relational import MOST_CLASSES, certified, schedule_classes  # noqa: E402
 
 #: Memory that a default choice of F may use, and that any choice may.
 _COMFORTABLE_BYTES = 1 << 30
 _MOST_BYTES = 16 << 30
+#: A certificate is kept unasked where its Jacobians have no more entries a step than this, over all records and radii.
+_CHEAP_ENTRIES = 1 << 25
+#: Steps over which a relational backend multiplies matrices by default.
+_RELATIONAL_STEPS = 32
 
 #: Called after every window with (steps done, steps in all, boxes); boxes are private.
 Progress = Callable[[int, int, Boxes], None]
@@ -69,20 +76,21 @@ class Problem:
         return Interval(*(self.recipe.prepare_features(end[None]).reshape(-1, 1) for end in ends))
 
     @cached_property
-    def classes(self) -> np.ndarray:
-        """int64 ``(slots,)``: equal for slots that are in the same batches throughout the run; public."""
-        found = np.zeros(self.schedule.slots, np.int64)
-        for t in range(self.steps):
-            inside = np.zeros(self.schedule.slots, np.int64)
-            inside[self.schedule.batch(t)] = 1
-            found = np.unique(2 * found + inside, return_inverse=True)[1]
-        return found
+    def classes(self) -> np.ndarray | None:
+        """int64 ``(slots,)``, public: equal for slots that are in the same batches of the run; None: too many."""
+        found = schedule_classes((self.schedule.batch(t) for t in range(self.steps)), self.schedule.slots)
+        return found if found.max(initial=0) < MOST_CLASSES else None
 
     def step(self, t: int) -> Step:
         return Step(self.schedule.batch(t), float(self.rates[t]))
 
-    def window(self, start: int, stop: int, known: Sequence[Boxes], radii: Sequence[int]) -> Window:
-        """Steps ``start .. stop - 1`` from ``known[0]``; the rest of ``known`` is the boxes after the first steps."""
+    def window(
+        self, start: int, stop: int, known: Sequence[Boxes], radii: Sequence[int], relational: bool = False
+    ) -> Window:
+        """Steps ``start .. stop - 1`` from ``known[0]``; the rest of ``known`` is the boxes after the first steps.
+
+        ``relational``: with what a relational certificate needs.
+        """
         training = self.recipe.training
         return Window(
             graph=self.graph,
@@ -96,6 +104,7 @@ class Problem:
             normaliser=self.schedule.normaliser,
             adjacency=self.recipe.privacy.adjacency,
             feature_range=self.feature_range,
+            classes=self.classes if relational else None,
         )
 
     def start(self, radii: Sequence[int]) -> Boxes:
@@ -179,11 +188,33 @@ def window_bytes(problem: Problem, length: int, radii: int, threads: int) -> int
     return 16 * parameters * (2 * slots + 4 * batch) * min(threads, max(1, radii - 1))
 
 
-def default_frequency(problem: Problem) -> int:
+def default_frequency(problem: Problem, backend: str) -> int:
     """An epoch of minibatches where one radius fits ``_COMFORTABLE_BYTES``, else one step; radii and threads do not
-    matter, since they must not change the result."""
-    epoch = min(problem.steps, problem.schedule.batches_per_epoch)
+    matter, since they must not change the result.  The relational backend takes whole epochs of 32 steps or more."""
+    epoch = problem.schedule.batches_per_epoch
+    if BACKENDS[backend].relational:
+        epoch *= -(-_RELATIONAL_STEPS // epoch)
+    epoch = min(problem.steps, epoch)
     return epoch if window_bytes(problem, epoch, 2, 1) <= _COMFORTABLE_BYTES else 1
+
+
+def keeps_certificate(problem: Problem, radii: Sequence[int], method: Method) -> bool:
+    """Whether a run keeps a relational certificate: a public rule.
+
+    Raises UnsupportedWindowError where the method asks for one and there is none.
+    """
+    if BACKENDS[method.backend].relational or method.relational is False:
+        return BACKENDS[method.backend].relational
+    entries = problem.graph.initial().size ** 2 * problem.schedule.size * sum(k > 0 for k in radii)
+    if method.relational is None and entries > _CHEAP_ENTRIES:
+        return False
+    try:
+        Head.make(problem.window(0, 0, [problem.start(())], ()))
+    except UnsupportedWindowError:
+        if method.relational:
+            raise
+        return False
+    return True
 
 
 def check_memory(problem: Problem, windows: Sequence[Span], radii: int, threads: int) -> None:
@@ -218,7 +249,8 @@ def sweep(
     counted from ``start``.
     """
     stop = problem.steps if stop is None else stop
-    F = default_frequency(problem) if method.F is None else method.F
+    F = default_frequency(problem, method.backend) if method.F is None else method.F
+    relational = keeps_certificate(problem, radii, method)
     windows = list(spans(stop - start, F, method.stride))
     check_memory(problem, windows, len(radii), threads)
     keep = 1 if method.stride is None else F
@@ -238,11 +270,10 @@ def sweep(
             if span.stop <= trail.step:
                 continue
             known = trail.since(span.start)
-            found = bound(
-                method.backend,
-                problem.window(start + span.start, start + span.stop, known, radii),
-                method.options(threads),
-            )
+            window = problem.window(start + span.start, start + span.stop, known, radii, relational)
+            found = bound(method.backend, window, method.options(threads))
+            if relational and found[-1].difference is None:
+                found = certified(window, found, threads)
             widths[span.known + 1 : span.stop + 1] = [boxes.width for boxes in found]
             trail = trail.then(found, keep)  # replaced as one value, so that an interruption cannot tear it
             if progress is not None:
@@ -346,7 +377,7 @@ def make_envelope(
 ) -> Envelope:
     """The envelope of a finished run."""
     capabilities, boxes = BACKENDS[method.backend], end.trail.last
-    F = default_frequency(problem) if method.F is None else method.F
+    F = default_frequency(problem, method.backend) if method.F is None else method.F
     monotone = capabilities.monotone and problem.loss.monotone and all(n.op.monotone for n in problem.graph.nodes)
     metadata = Metadata(
         adjacency=problem.recipe.privacy.adjacency,
@@ -377,8 +408,16 @@ def make_envelope(
         nominal=split(boxes.nominal),
         lower={k: split(boxes.lower[j]) for j, k in enumerate(radii)},
         upper={k: split(boxes.upper[j]) for j, k in enumerate(radii)},
+        difference=None if boxes.difference is None else _differences(problem, radii, boxes.difference) or None,
         history=end.widths,
     )
+
+
+def _differences(problem: Problem, radii: Sequence[int], difference: np.ndarray) -> dict[int, dict[str, np.ndarray]]:
+    """A certificate ``(K, C, P)`` by radius and parameter, arrays ``(C, *shape)``; radius 0 has none."""
+    by_class = {k: [problem.graph.split(row) for row in rows] for k, rows in zip(radii, difference, strict=True) if k}
+    names = [p.name for p in problem.graph.trainable]
+    return {k: {name: np.stack([part[name] for part in parts]) for name in names} for k, parts in by_class.items()}
 
 
 def _data_digest(records: Records, key: bytes) -> str:

@@ -3,8 +3,9 @@
 An envelope is PRIVATE DATA: nominal parameters, bounds and widths are all computed from the records.
 
 One ``.envelope.safetensors`` file holds the float64 tensors ``nominal/<param>``, ``lower/<k>/<param>`` and
-``upper/<k>/<param>`` (``k`` a radius, in records, as a decimal integer), optionally ``history/mean_width``,
-and one JSON object under the safetensors metadata key ``certdp``: envelope.schema.json, docs/envelope.md.
+``upper/<k>/<param>`` (``k`` a radius, in records, as a decimal integer), optionally ``difference/<k>/<param>`` and
+``history/mean_width``, and one JSON object under the safetensors metadata key ``certdp``: envelope.schema.json,
+docs/envelope.md.
 This module needs numpy and safetensors alone, so foreign training code can take it as it is.
 
 Formal guarantees (a test of the same name checks each):
@@ -13,10 +14,12 @@ Formal guarantees (a test of the same name checks each):
 * A file with any one bit flipped is refused or holds exactly the same content.
 * A file cut at any length is refused.
 * The boxes of an envelope that was read contain the nominal parameters and are nested in the radius.
+* The certificate of an envelope that was read is not negative and grows with the radius.
 * A write that fails leaves the old file as it was.
 * The schema and the reader accept and refuse the same metadata.
 
-(S) and (M) of THEORY section 2 are statements of the writer (`Capabilities`): no reader can check them.
+(S) and (M) of THEORY section 2 are statements of the writer (`Capabilities`), about the boxes and the certificate: no
+reader can check them.
 """
 
 import hashlib
@@ -124,6 +127,9 @@ class Envelope:
 
     history: None or float64 (steps + 1, len(radii)): the width of the box, averaged over all parameters,
     after each step (row 0: before training), one column per radius in the order of `radii`.
+    difference: None or the relational certificate, by radius k >= 1, arrays (C, *shape): entry c bounds, in absolute
+    value, how far the parameters of two neighbouring data sets are apart that both lie within radius k of this one
+    and differ in a slot of the c-th public class.
     """
 
     metadata: Metadata
@@ -131,6 +137,7 @@ class Envelope:
     lower: dict[int, dict[str, np.ndarray]]
     upper: dict[int, dict[str, np.ndarray]]
     history: np.ndarray | None = None
+    difference: dict[int, dict[str, np.ndarray]] | None = None
 
     @property
     def radii(self) -> tuple[int, ...]:
@@ -158,6 +165,18 @@ class Envelope:
             return np.stack([np.concatenate([boxes[k][name].ravel() for name in names]) for k in self.radii])
 
         return stack(self.lower), stack(self.upper)
+
+    def stacked_difference(self) -> np.ndarray | None:
+        """The certificate, float64 (len(radii), C, P), parameters as in `stacked`, 0 at radius 0; None without one."""
+        if self.difference is None:
+            return None
+        names = [name for name, _ in self.parameters]
+
+        def rows(k: int) -> np.ndarray:
+            return np.concatenate([a.reshape(len(a), -1) for a in (self.difference[k][name] for name in names)], axis=1)
+
+        known = {k: rows(k) for k in self.radii if k > 0}
+        return np.stack([known[k] if k else np.zeros_like(next(iter(known.values()))) for k in self.radii])
 
 
 class Check(NamedTuple):
@@ -220,7 +239,10 @@ def read(path: str | Path) -> Envelope:
         return {k: {name: arrays[f"{side}/{k}/{name}"] for name in names} for k in metadata.radii}
 
     nominal = {name: arrays[f"nominal/{name}"] for name in names}
-    return Envelope(metadata, nominal, boxes("lower"), boxes("upper"), arrays.get(_HISTORY))
+    difference = None
+    if _has_difference(contents):
+        difference = {k: {name: arrays[f"difference/{k}/{name}"] for name in names} for k in metadata.radii if k}
+    return Envelope(metadata, nominal, boxes("lower"), boxes("upper"), arrays.get(_HISTORY), difference)
 
 
 def check(path: str | Path) -> list[Check]:
@@ -503,7 +525,8 @@ class _Stage:
 
 def _to_file(envelope: Envelope) -> tuple[dict, dict[str, _Tensor]]:
     arrays = {f"nominal/{name}": array for name, array in envelope.nominal.items()}
-    for side, boxes in (("lower", envelope.lower), ("upper", envelope.upper)):
+    for side in ("lower", "upper", "difference"):
+        boxes = getattr(envelope, side) or {}
         for k, box in boxes.items():
             arrays |= {f"{side}/{k}/{name}": array for name, array in box.items()}
     if envelope.history is not None:
@@ -601,16 +624,26 @@ def _check_parameters(metadata: Metadata) -> None:
         seen.add(name)
 
 
-def _expected(metadata: Metadata) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _has_difference(contents: _Contents) -> bool:
+    return any(name.startswith("difference/") for name in contents.tensors)
+
+
+def _expected(contents: _Contents) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors there must be; a certificate has as many classes as its first tensor."""
+    metadata, certified = contents.metadata, _has_difference(contents)
+    first = next((name for name in sorted(contents.tensors) if name.startswith("difference/")), None)
+    classes = max(1, *contents.tensors[first].shape[:1]) if certified and contents.tensors[first].shape else 1
     for name, shape in metadata.parameters:
         yield f"nominal/{name}", shape
         for k in metadata.radii:
             yield f"lower/{k}/{name}", shape
             yield f"upper/{k}/{name}", shape
+            if certified and k > 0:
+                yield f"difference/{k}/{name}", (classes, *shape)
 
 
 def _check_names(contents: _Contents) -> None:
-    expected = [name for name, _ in _expected(contents.metadata)]
+    expected = [name for name, _ in _expected(contents)]
     for name in expected:
         if name not in contents.tensors:
             raise EnvelopeError(f"tensor {name!r}: missing, though the metadata call for it; {_REWRITE}")
@@ -630,7 +663,7 @@ def _check_dtypes(tensors: dict[str, _Tensor]) -> None:
 
 def _check_shapes(contents: _Contents) -> None:
     metadata = contents.metadata
-    expected = dict(_expected(metadata)) | {_HISTORY: (metadata.steps + 1, len(metadata.radii))}
+    expected = dict(_expected(contents)) | {_HISTORY: (metadata.steps + 1, len(metadata.radii))}
     for name, tensor in contents.tensors.items():
         if tensor.shape != expected[name]:
             raise EnvelopeError(
@@ -691,6 +724,20 @@ def _check_history(contents: _Contents) -> None:
         _require(history >= 0, _HISTORY, history, "a mean width must be at least 0")
 
 
+def _check_difference(contents: _Contents) -> None:
+    if not _has_difference(contents):
+        return
+    radii = [k for k in contents.metadata.radii if k > 0]
+    for name, _ in contents.metadata.parameters:
+        for k in radii:
+            tensor = f"difference/{k}/{name}"
+            array = contents.tensors[tensor].array
+            _require(array >= 0, tensor, array, "the bound of a difference must be at least 0")
+        for small, large in zip(radii, radii[1:], strict=False):
+            rule = f"a bound for radius {small} holds for fewer data sets than one for radius {large}"
+            _check_below(contents, f"difference/{small}/{name}", f"difference/{large}/{name}", rule)
+
+
 def _check_digest(contents: _Contents) -> None:
     stated = contents.metadata.content_sha256
     if stated is not None and stated != (found := _digest(contents.obj, contents.tensors)):
@@ -731,6 +778,7 @@ _VALUE_STAGES = (
     _Stage("radius 0", _check_radius_zero, False,
            lambda c: "equal to nominal" if 0 in c.metadata.radii else "not held"),
     _Stage("nesting", _check_nesting, False, lambda c: "boxes grow with the radius"),
+    _Stage("certificate", _check_difference, False, lambda c: "present" if _has_difference(c) else "none"),
     _Stage("history", _check_history, False, lambda c: "present" if _HISTORY in c.tensors else "none"),
 )  # fmt: skip
 _STAGES = (

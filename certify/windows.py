@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,8 @@ class Method:
     steps of a window the *same* ``k`` records differ, so longer windows are tighter and cost more.  Default: an epoch
     of minibatches where memory allows, else one step.  ``stride``: how many new steps a window bounds; the others are
     the steps before them once more.  Default ``F``: windows do not overlap.  ``solver``, ``tau``, ``force``: see
-    `solvers.Options`.
+    `solvers.Options`.  ``relational``: keep a certificate of the difference of neighbouring runs beside the boxes
+    (`solvers.relational`); None: where the model, the loss and the recipe allow it and the public sizes make it cheap.
     """
 
     backend: str = "ibp"
@@ -33,6 +34,7 @@ class Method:
     solver: str = "highs"
     tau: float | None = None
     force: bool = False
+    relational: bool | None = None
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
@@ -54,7 +56,8 @@ class Method:
     def facts(self) -> dict:
         """Everything that determines the result, as JSON."""
         F = list(self.F) if isinstance(self.F, tuple) else self.F
-        return {"backend": self.backend, "F": F, "stride": self.stride, "solver": self.solver, "tau": self.tau}
+        kept = {"backend": self.backend, "F": F, "stride": self.stride, "solver": self.solver, "tau": self.tau}
+        return {**kept, "relational": self.relational}
 
 
 class Span(NamedTuple):
@@ -95,13 +98,16 @@ class Trail:
         return Trail(self.step + len(found), (*self.boxes, *found)[-max(keep, len(found)) :])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All boxes, stacked, for a checkpoint."""
-        found = {name: np.stack([getattr(b, name) for b in self.boxes]) for name in ("nominal", "lower", "upper")}
-        if self.last.difference is not None:
-            found["difference"] = np.stack([b.difference for b in self.boxes])
+        """All boxes, stacked, for a checkpoint; NaN where only later boxes have a certificate."""
+        found = {}
+        for name in (f.name for f in fields(Boxes)):
+            latest = getattr(self.last, name)
+            if latest is not None:
+                rows = [getattr(b, name) for b in self.boxes]
+                found[name] = np.stack([np.full_like(latest, np.nan) if row is None else row for row in rows])
         return found
 
     @classmethod
     def restore(cls, step: int, arrays: dict[str, np.ndarray]) -> Trail:
-        rows = [arrays[name] for name in ("nominal", "lower", "upper", "difference") if name in arrays]
-        return cls(step, [Boxes(*row) for row in zip(*rows, strict=True)])
+        rows = zip(*arrays.values(), strict=True)
+        return cls(step, [Boxes(**dict(zip(arrays, row, strict=True))) for row in rows])

@@ -267,7 +267,8 @@ def _bounds(problem, start, stop, theta, boxes, box, mechanism, weights, radii):
     reach = public_reach(window, [problem.step(t) for t in range(start, stop)])
     low, high = np.clip(reach.lower, *box), np.clip(reach.upper, *box)
     ceiling = np.maximum(smooth.subtract_up(high, low), smooth.SMALLEST_CEILING)[None]
-    return nominal, smooth_bounds(lower, upper, ceiling, mechanism, weights, radii)
+    difference = None if boxes.difference is None else boxes.difference[1:, :, None]
+    return nominal, smooth_bounds(lower, upper, ceiling, mechanism, weights, radii, difference)
 
 
 def _require(problem: Problem, backend: str) -> None:

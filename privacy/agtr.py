@@ -84,6 +84,7 @@ def release_predictions(
     betas=None,
     adjacency: str = "replace-one",
     joint: bool | None = None,
+    difference: np.ndarray | None = None,
 ) -> tuple[Release, PrivateDiagnostics]:
     """Release `M` distinct predictions from the query bounds of radii 0..K.
 
@@ -92,8 +93,10 @@ def release_predictions(
     public. `ceiling`: public bound of the global sensitivity, broadcastable to (M, O), or None for the width
     of the range. `output_range`: public (low, high), each a number or one per output. (`epsilon`, `delta`):
     total. `family`: a name in `noise.FAMILIES` or None for the public rule (`mechanism.default_family`). `joint`: True
-    for one release of dimension `M O`, False for scalars, None for the public rule. `bits`: source of random bits,
-    by default the operating system's generator.
+    for one release of dimension `M O`, False for scalars, None for the public rule. `difference`: float (K+1, C, M, O),
+    a relational certificate of the predictions: entry `k` bounds how far those of two neighbours within radius `k` are
+    apart that differ in a slot of public class `c`; monotone across neighbours. `bits`: source of random bits, by
+    default the operating system's generator.
 
     Guarantees:
     * release is dp: `Release.values` is (epsilon, delta)-DP under the envelope's adjacency;
@@ -105,7 +108,8 @@ def release_predictions(
     """
     shape = np.shape(nominal)
     terms = _terms(epsilon, delta, shape, False, family, betas, adjacency, _sizes(joint, shape, False))
-    return _release(nominal, lower, upper, ceiling, output_range, terms, {"radii": range(len(lower))}, bits)
+    rule = {"radii": range(len(lower)), "difference": difference}
+    return _release(nominal, lower, upper, ceiling, output_range, terms, rule, bits)
 
 
 def predict_from_bounds(
@@ -122,6 +126,7 @@ def predict_from_bounds(
     betas=None,
     joint: bool | None = None,
     bits=None,
+    differences: Callable[[np.ndarray], np.ndarray | None] | None = None,
 ) -> Release:
     """Private predictions at the public `queries`; `query.predict` supplies the bounds of a model.
 
@@ -130,7 +135,9 @@ def predict_from_bounds(
     `envelope.radii`, in that order, exact at radius 0. `queries`: float (Q, F). `ceiling`: None, a callable
     `rows -> (M, O)`, or an array broadcastable to (Q, O). `per_query`: (epsilon, delta) is the budget of each
     distinct query instead of all together. `joint`: True releases all numbers (with `per_query` those of one query)
-    as one vector, False each on its own, None by a public rule. Returns a Release with `values` (Q, O).
+    as one vector, False each on its own, None by a public rule. `differences(rows)`: the relational certificate of the
+    predictions, float (len(radii), C, M, O) as for `release_predictions`, or None. Returns a Release with `values`
+    (Q, O).
 
     With radii chosen by `--radii auto` the betas are exactly those recorded in `metadata.auto`, every
     value must be provably the dense one, and numbers are released on their own.
@@ -150,6 +157,8 @@ def predict_from_bounds(
         ceiling = np.broadcast_to(np.asarray(ceiling, np.float64), (len(queries), outputs))[first]
     shape = (len(rows), outputs)
     terms, rule = envelope_terms(envelope, epsilon, delta, shape, per_query, family, betas, joint)
+    if "bound" not in rule and differences is not None:
+        rule["difference"] = differences(rows)
     released, _ = _release(lower[0], lower, upper, ceiling, output_range, terms, rule, bits)
     return Release(released.values[inverse], released.guarantee)
 
@@ -276,7 +285,7 @@ def _terms(epsilon, delta, shape, per_query, family, betas, adjacency, sizes, ch
 
 
 def _release(nominal, lower, upper, ceiling, output_range, terms: _Terms, rule: dict, bits):
-    """Clip, bound, calibrate, draw. `rule`: `{"radii": ...}` or `{"bound": ...}`, of `envelope_terms`."""
+    """Clip, bound, calibrate, draw. `rule`: `{"bound": ...}`, or `{"radii": ...}` and perhaps `"difference"`."""
     low, high = _check_range(output_range, np.shape(nominal)[-1:])
     nominal, lower, upper = _clipped(nominal, lower, upper, low, high)
     width = smooth.subtract_up(high, low)
@@ -292,7 +301,9 @@ def _release(nominal, lower, upper, ceiling, output_range, terms: _Terms, rule: 
         by_beta = {pair.beta: rule["bound"](*bounds, top, pair.beta) for pair in mechanism.pairs}
     else:
         sides = groups.cut(lower), groups.cut(upper), groups.cut(ceiling)
-        by_beta = smooth_bounds(*sides, mechanism, groups.each(weights), **rule)
+        difference = rule.get("difference")
+        difference = None if difference is None else groups.cut(difference[1:])
+        by_beta = smooth_bounds(*sides, mechanism, groups.each(weights), rule["radii"], difference)
     ends, steps = (groups.cut(low), groups.cut(high)), groups.cut(np.array(grid))
     noisy = release_vectors(
         groups.cut(nominal), by_beta, mechanism, steps, ends=ends, weights=groups.each(weights), bits=bits

@@ -5,7 +5,8 @@ White box, without sampling error. For neighbours `D ~ D'` the laws of the two r
 * nesting: `T_k(D)` lies in `T_{k+1}(D')`, as computed, for parameters and predictions, both directions, every `k`;
 * sensitivity: `|f - f'| <= min(S, S')` for every beta of the public list;
 * smoothness: `|ln S / S'| <= beta + log1p(TAU)`;
-* release laws: the worst log ratio of the two laws is at most epsilon, or their hockey stick at epsilon at most delta.
+* release laws: the worst log ratio of the two laws is at most epsilon, or their hockey stick at epsilon at most delta,
+  also for numbers that are released together (`audit_laws`; Laplace and Gaussian vectors from below).
 
 An audit refutes, it does not prove: it speaks about the pairs that were tried. Pairs come from the guided attack
 (`worst_neighbours`) or are all pairs of a small world (`exhaustive_world`). The black-box audit (`black_box`) knows
@@ -22,6 +23,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -30,7 +32,9 @@ from certify.driver import Problem, make_envelope, sweep
 from certify.envelope import Envelope
 from certify.errors import PrivacyError
 from certify.windows import Method
-from privacy import agtr, noise, smooth
+from privacy import ags, agtr, noise, smooth
+from privacy.audit_laws import joint_hockey_stick, joint_loss
+from privacy.mechanism import Mechanism
 from privacy.query import Query
 
 require("models", "solvers")
@@ -92,124 +96,46 @@ class AuditReport:
 
 @dataclass(frozen=True, eq=False)
 class Laws:
-    """One data set's release: clipped predictions (M, O), `{beta: S_beta (M, O)}`, noise scales (M, O). PRIVATE."""
+    """One data set's release: clipped predictions (M, O), `{beta: S_beta (M, O)}`, noise scales (M, O). PRIVATE.
+
+    `mechanism`: PUBLIC, one that releases `mechanism.dim` numbers together; `S_beta` is then the bound of the norm of a
+    change of `weights * nominal`, repeated for the numbers of a group. None for numbers released on their own with the
+    family's name alone.
+    """
 
     nominal: np.ndarray
     smooth: dict[float, np.ndarray]
     scale: np.ndarray
+    mechanism: Mechanism | None = None
+    weights: np.ndarray | float = 1.0
+
+    def cut(self, x: np.ndarray) -> np.ndarray:
+        """(M, O) as (groups, numbers released together)."""
+        return np.reshape(x, (-1, 1 if self.mechanism is None else self.mechanism.dim))
 
 
 Rule = Callable[..., Laws]
-"""`rule(lower, upper, ceiling, output_range, epsilon, delta, family)`: how bounds become a release. Only tests replace
-it, to see that a wrong rule is caught."""
+"""`rule(lower, upper, ceiling, output_range, epsilon, delta, family, difference)`: how bounds become a release. Only
+tests replace it, to see that a wrong rule is caught."""
 
 
-def shipped_rule(lower, upper, ceiling, output_range, epsilon: float, delta: float, family: str) -> Laws:
-    """What `agtr.release_predictions` really uses for `M O` scalar releases; (epsilon, delta) is their total."""
-    _, private = agtr.release_predictions(
-        np.clip(lower[0], *output_range), lower, upper, ceiling, output_range, epsilon, delta, family, joint=False
-    )
-    return Laws(private.nominal, private.smooth, private.scale)
-
-
-# --- the release laws of two data sets ---
-
-
-def pure_loss(family, f, s, g, t) -> np.ndarray:
-    """Exact sup of `|ln p/q|` of the laws centred at `f`, `g` with scales `s`, `t`; arrays that broadcast.
-
-    `family`: "cauchy", or a NoiseFamily in one dimension with `name` cauchy, student, l1-power or box-power.
-    """
-    f, s, g, t = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (f, s, g, t)))
-    name = getattr(family, "name", family)
-    h = np.abs(g - f)
-    if name == "cauchy":
-        return np.arccosh(1.0 + (h * h + (s - t) ** 2) / (2.0 * s * t))
-    if name == "student":
-        return _student_loss(float(family.degrees), h, s, t)
-    if name in ("l1-power", "box-power"):
-        c = 1.0 + family.exponent(1)
-        # ln p/q = (c-1) ln(s/t) + c ln((t + |y-g|) / (s + |y-f|)): extremes at y = f, y = g and far away.
-        values = [(c - 1.0) * np.log(s / t) + c * np.log(r) for r in ((t + h) / s, t / (s + h), np.ones_like(h))]
-        return np.abs(values).max(axis=0)
-    raise PrivacyError(f"family: there is no closed form for {name!r}; audit cauchy, student, l1-power or laplace")
-
-
-def _student_loss(nu: float, h, s, t) -> np.ndarray:
-    """`ln p/q = nu ln(s/t) - (nu+1)/2 ln((nu s^2 + x^2)/(nu t^2 + (x-h)^2))`: critical points solve a quadratic."""
-    a, b = nu * s * s, nu * t * t
-    # d/dx: x (b + (x-h)^2) = (x-h) (a + x^2)  <=>  -h x^2 + (b - a + h^2) x + h a = 0
-    p = b - a + h * h
-    root = p + np.where(p < 0.0, -1.0, 1.0) * np.sqrt(p * p + 4.0 * h * h * a)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        points = [root / (2.0 * h), -2.0 * h * a / root, np.zeros_like(h), h]
-    worst = nu * np.abs(np.log(s / t))  # far away
-    for x in points:
-        x = np.where(np.isfinite(x), x, 0.0)
-        ratio = nu * np.log(s / t) - 0.5 * (nu + 1.0) * np.log((a + x * x) / (b + (x - h) ** 2))
-        worst = np.maximum(worst, np.abs(ratio))
-    return worst
-
-
-def hockey_stick(family, epsilon: float, f: float, s: float, g: float, t: float) -> float:
-    """Exact `sup_E P(E) - e^epsilon Q(E)` of two one-dimensional laws: P at `f` with scale `s`, Q at `g` with `t`."""
-    name = getattr(family, "name", family)
-    if name == "laplace":
-        return _laplace_stick(epsilon, f, s, g, t)
-    if name == "gaussian":
-        return _gaussian_stick(epsilon, f, s, g, t)
-    raise PrivacyError(f"family: there is no hockey stick for {name!r}; audit laplace or gaussian")
-
-
-def _laplace_stick(epsilon, f, s, g, t) -> float:
-    """`ln p/q - epsilon` is linear between the kinks `f`, `g`: sum the masses of the pieces where it is positive."""
-    kinks = sorted((f, g))
-    cuts = [-math.inf, *kinks, math.inf]
-    for a, b in itertools.pairwise([-math.inf, *kinks, math.inf]):
-        middle = b - 1.0 if a == -math.inf else a + 1.0 if b == math.inf else 0.5 * (a + b)
-        slope = math.copysign(1.0, g - middle) * -1.0 / t - math.copysign(1.0, f - middle) * -1.0 / s
-        value = math.log(t / s) - abs(middle - f) / s + abs(middle - g) / t - epsilon
-        if slope and a < (root := middle - value / slope) < b:
-            cuts.append(root)
-    total = 0.0
-    for a, b in itertools.pairwise(sorted(cuts)):
-        middle = b - 1.0 if a == -math.inf else a + 1.0 if b == math.inf else 0.5 * (a + b)
-        if a < b and math.log(t / s) - abs(middle - f) / s + abs(middle - g) / t > epsilon:
-            total += _laplace_mass(a, b, f, s) - math.exp(epsilon) * _laplace_mass(a, b, g, t)
-    return max(0.0, total)
-
-
-def _laplace_mass(a: float, b: float, centre: float, scale: float) -> float:
-    low, high = (a - centre) / scale, (b - centre) / scale
-    if high <= 0.0:
-        return 0.5 * math.exp(high) * -math.expm1(low - high)
-    if low >= 0.0:
-        return 0.5 * math.exp(-low) * -math.expm1(low - high)
-    return -0.5 * math.expm1(low) - 0.5 * math.expm1(-high)
-
-
-def _gaussian_stick(epsilon, f, s, g, t) -> float:
-    """The event is an interval, its complement or a half line: the roots of a quadratic in `y - f`."""
-    from scipy.special import ndtr
-
-    h = g - f
-    a, b, c = 0.5 / t**2 - 0.5 / s**2, -h / t**2, 0.5 * h * h / t**2 + math.log(t / s) - epsilon
-    if a == 0.0:
-        if b == 0.0:
-            return max(0.0, -math.expm1(epsilon))
-        edge = -c / b
-        sign = math.copysign(1.0, b)  # y beyond the edge on the side of `sign`
-        return max(0.0, float(ndtr(-sign * edge / s) - math.exp(epsilon) * ndtr(-sign * (edge - h) / t)))
-    square = b * b - 4.0 * a * c
-    if square <= 0.0:
-        return 0.0 if a < 0.0 else -math.expm1(epsilon) if epsilon < 0.0 else 0.0
-    half = -0.5 * (b + math.copysign(math.sqrt(square), b))
-    low, high = sorted((half / a, c / half))
-    p = float(ndtr(high / s) - ndtr(low / s))
-    q = float(ndtr((high - h) / t) - ndtr((low - h) / t))
-    if a > 0.0:
-        p, q = float(ndtr(low / s) + ndtr(-high / s)), float(ndtr((low - h) / t) + ndtr(-(high - h) / t))
-    return max(0.0, p - math.exp(epsilon) * q)
+def shipped_rule(
+    lower, upper, ceiling, output_range, epsilon: float, delta: float, family: str | None, difference=None,
+    joint: bool | None = False, betas=None,
+) -> Laws:  # fmt: skip
+    """What `agtr.release_predictions` really uses for `M O` numbers; (epsilon, delta) is their total. `joint`: as
+    there, numbers on their own, all in one vector, or by the public rule."""
+    release, private = agtr.release_predictions(
+        np.clip(lower[0], *output_range), lower, upper, ceiling, output_range, epsilon, delta, family, joint=joint,
+        difference=difference, betas=betas,
+    )  # fmt: skip
+    public = release.guarantee
+    mechanism = Mechanism.make(family, public.epsilon_per_release, public.delta_per_release, public.dimension, betas)
+    laws = Laws(private.nominal, private.smooth, private.scale, mechanism)
+    if mechanism.dim == 1:
+        return laws
+    common = noise.noise_scale(private.smooth, mechanism.pairs)
+    return replace(laws, weights=common / private.scale)
 
 
 # --- the checks ---
@@ -221,7 +147,8 @@ def audit_bounds(
 ) -> list[Check]:  # fmt: skip
     """The checks for one pair of neighbours, from query bounds alone.
 
-    `one`, `two`: `(lower, upper)`, float (K+1, M, O), of the two data sets over radii 0..K. `ceiling`, `output_range`:
+    `one`, `two`: `(lower, upper)`, float (K+1, M, O), of the two data sets over radii 0..K, or `(lower, upper,
+    difference)` with the certificate of `agtr.release_predictions`. `ceiling`, `output_range`:
     public, as in `agtr.release_predictions`. (`epsilon`, `delta`): of all `M O` releases together. `known`: laws by
     `id` of a pair of bounds, to save work when a data set occurs in many pairs.
 
@@ -229,18 +156,14 @@ def audit_bounds(
     * audit finds the wrong rules: half range, `k` from 1, back-filled radii, a nominal radius;
     * audit passes the shipped rule on every pair of exhaustive worlds.
     """
-    family = family or ("laplace" if delta > 0.0 else "cauchy")
     known = {} if known is None else known
     for side in (one, two):
         if id(side) not in known:
-            known[id(side)] = rule(side[0], side[1], ceiling, output_range, epsilon, delta, family)
+            known[id(side)] = rule(*side[:2], ceiling, output_range, epsilon, delta, family, *side[2:])
     laws, other = known[id(one)], known[id(two)]
-    checks = [_nesting("predictions nest", one, two, label), _sensitivity(laws, other, label)]
+    checks = [_nesting("predictions nest", one[:2], two[:2], label), _sensitivity(laws, other, label)]
     checks.append(_smoothness(laws, other, label))
-    parts = laws.nominal.size
-    share = noise.split_budget(epsilon, parts), noise.split_budget(delta, parts)
-    law = family if family in ("cauchy", "laplace", "gaussian") else noise.make_family(family, *share, 1)
-    return [*checks, *_law_checks(law, share, (epsilon, delta), laws, other, label)]
+    return [*checks, *_law_checks(laws, other, epsilon, delta, family, label)]
 
 
 def _nesting(name: str, one, two, label: str) -> Check:
@@ -257,6 +180,12 @@ def _nesting(name: str, one, two, label: str) -> Check:
 
 def _sensitivity(laws: Laws, other: Laws, label: str) -> Check:
     moved = np.abs(laws.nominal - other.nominal)
+    if laws.mechanism is not None and laws.mechanism.dim > 1:
+        groups = laws.cut(moved), laws.cut(np.broadcast_to(laws.weights, moved.shape))
+        norms = [smooth.norm_outputs(row, laws.mechanism.norm, weights) for row, weights in zip(*groups, strict=True)]
+        # Rounded up by less than this: an equality must not look like a violation.
+        norms = np.array(norms) * (1.0 - (laws.mechanism.dim + 4) * 2.0**-51)
+        moved = np.repeat(norms, laws.mechanism.dim).reshape(moved.shape)
     found = []
     for beta in laws.smooth:
         least = np.minimum(laws.smooth[beta], other.smooth[beta])
@@ -283,22 +212,27 @@ def _smoothness(laws: Laws, other: Laws, label: str) -> Check:
     return Check("|ln S/S'|", worst[0], worst[1], worst[0] <= worst[1] + 1e-15 * max(1.0, worst[0]), worst[2])
 
 
-def _law_checks(law, share, total, laws: Laws, other: Laws, label: str) -> list[Check]:
-    points = zip(laws.nominal.flat, laws.scale.flat, other.nominal.flat, other.scale.flat, strict=True)
-    points = [tuple(map(float, one)) for one in points]
-    if total[1] == 0.0:
-        spent = pure_loss(law, *(np.array(x) for x in zip(*points, strict=True)))
-        name, limits = "worst log ratio", (share[0], total[0])
+def _law_checks(laws: Laws, other: Laws, epsilon: float, delta: float, family, label: str) -> list[Check]:
+    law = laws.mechanism.family if laws.mechanism else family or ("laplace" if delta > 0.0 else "cauchy")
+    f, s, g, t = (laws.cut(x) for x in (laws.nominal, laws.scale, other.nominal, other.scale))
+    parts, dim = f.shape
+    share = noise.split_budget(epsilon, parts), noise.split_budget(delta, parts)
+    if isinstance(law, str):
+        law = noise.make_family(law, *share, dim)
+    if law.privacy == "pure":
+        spent = joint_loss(law, f, s, g, t)
+        name, limits = "worst log ratio", (share[0], epsilon)
     else:
-        both = [(hockey_stick(law, share[0], *p), hockey_stick(law, share[0], *p[2:], *p[:2])) for p in points]
-        spent = np.max(both, axis=1)
-        name, limits = "hockey stick", (share[1], total[1])
+        rows = list(zip(f, s, g, t, strict=True))
+        ways = [[joint_hockey_stick(law, share[0], *x) for x in (row, row[2:] + row[:2])] for row in rows]
+        spent = np.max(ways, axis=1)
+        name, limits = "hockey stick", (share[1], delta)
     spent = np.where(np.isnan(spent), math.inf, spent)
     at = int(spent.argmax())
-    place = f"{label}, query {_at(np.unravel_index(at, laws.nominal.shape))}"
+    place = f"{label}, query {_at(np.unravel_index(at * dim, laws.nominal.shape))}"
     worst = float(spent[at])
     checks = [Check(f"{name}, one release", worst, limits[0], worst <= limits[0] * (1.0 + SLACK), place)]
-    if len(points) > 1:
+    if parts > 1:
         every = float(spent.sum())
         checks.append(Check(f"{name}, all releases", every, limits[1], every <= limits[1] * (1.0 + SLACK), label))
     return checks
@@ -337,14 +271,21 @@ def audit_pairs(
     *,
     radii: Sequence[int],
     output_range=None,
+    joint: bool | None = False,
+    betas: Sequence[float] | None = None,
     threads: int = 1,
-    rule: Rule = shipped_rule,
+    rule: Rule | None = None,
     **method,
 ) -> AuditReport:
     """Retrain and certify both sides of every pair and run all checks; PRIVATE.
 
     `pairs`: neighbouring data sets with the same public facts. `features`: public inputs (M, F) in table units,
     answered together at (epsilon, delta). `radii`: 0..K. A data set (object) in several pairs is certified once.
+    `joint`, `betas`: as for `query.predict`, so that what is audited is what is released. `rule`: None for the shipped
+    one.
+
+    Guarantees:
+    * audit passes joint releases and finds wrong ones: a dilation paid for one number, a scale for each number.
     Raises PrivacyError for pairs that are not neighbours under the recipe's adjacency, RadiusError for radii with gaps.
     """
     smooth.require_contiguous(radii)
@@ -353,6 +294,7 @@ def audit_pairs(
     ready: dict[int, tuple] = {}
     known: dict[int, Laws] = {}
     checks = []
+    rule = partial(shipped_rule, joint=joint, betas=betas) if rule is None else rule
 
     def prepared(problem: Problem):
         if id(problem) not in ready:
@@ -361,25 +303,76 @@ def audit_pairs(
             query = Query.make(envelope, problem.graph, output_range)
             rows = np.unique(query.prepare(features) + 0.0, axis=0)
             # The problem is kept: its id must not be given to another one.
-            ready[id(problem)] = problem, envelope.stacked(), query.bounds(rows), query, query.ceiling(rows)
+            bounds, difference = query.bounds(rows), query.differences(rows)
+            bounds = bounds if difference is None else (*bounds, difference)
+            ready[id(problem)] = problem, envelope, bounds, query, query.ceiling(rows)
         return ready[id(problem)]
 
     for number, (one, two) in enumerate(pairs):
         require_neighbours(one, two)
-        _, boxes, bounds, query, ceiling = prepared(one)
-        _, boxes2, bounds2, query2, ceiling2 = prepared(two)
+        _, envelope, bounds, query, ceiling = prepared(one)
+        _, envelope2, bounds2, query2, ceiling2 = prepared(two)
         if not (np.array_equal(ceiling, ceiling2) and np.array_equal(query.output_range, query2.output_range)):
             raise PrivacyError("pairs: the two data sets have different public ceilings or ranges; fix the recipe")
         label = f"pair {number}"
-        checks.append(_nesting("boxes nest", boxes, boxes2, label))
+        checks.append(_nesting("boxes nest", envelope.stacked(), envelope2.stacked(), label))
+        certificates = [e.stacked_difference() for e in (envelope, envelope2)]
+        if certificates[0] is not None:
+            checks.append(_nesting("certificates nest", *((-c, c) for c in certificates), label))
         checks += audit_bounds(
             bounds, bounds2, ceiling, query.output_range, epsilon, delta, family, rule, label, known
         )
         checks = list(merge(checks))
-    family = family or ("laplace" if delta > 0.0 else "cauchy")
+    noise_of = known[id(bounds)].mechanism
+    family = noise_of.describe() if noise_of else family or ("laplace" if delta > 0.0 else "cauchy")
     adjacency = pairs[0][0].recipe.privacy.adjacency
     terms = float(epsilon), float(delta), family, adjacency, len(radii) - 1
     return AuditReport(merge(checks), len(pairs), bounds[0].shape[1], *terms)
+
+
+def audit_plan(
+    pairs: Sequence[tuple[Problem, Problem]], plan: ags.AgsPlan, *, threads: int = 1, **method
+) -> AuditReport:
+    """The same for the parameters that `ags.release_parameters` releases: every window of `plan`, started on both
+    sides from the model's public initial values; PRIVATE.
+
+    The report's budget is the largest of a release, since each window is held to its own: (epsilon_j, delta_j).
+
+    Guarantees:
+    * audit passes released parameters and finds wrong ones.
+    """
+    if not len(pairs):
+        raise PrivacyError("pairs: found none; give at least one pair of neighbouring data sets")
+    how, radii, checks = Method(**method), tuple(range(plan.radius + 1)), []
+    theta = pairs[0][0].graph.initial()
+    mechanisms = plan.mechanisms(theta.size)
+
+    def window(problem: Problem, j: int) -> tuple:
+        mechanism = mechanisms[j]
+        start, stop = (0, *plan.steps)[j], plan.steps[j]
+        boxes = sweep(problem, radii, how, start=start, stop=stop, theta=theta, threads=threads).trail.last
+        weights = None if plan.weights is None else np.broadcast_to(plan.weights, theta.shape)
+        nominal, by_beta = ags._bounds(
+            problem, start, stop, theta, boxes, ags._box(problem, plan), mechanism, weights, radii
+        )
+        weights = np.ones((1, theta.size)) if weights is None else weights[None]
+        spread = {beta: np.broadcast_to(s[:, None], nominal.shape) for beta, s in by_beta.items()}
+        scale = noise.noise_scale(by_beta, mechanism.pairs)[:, None] / weights
+        return boxes, Laws(nominal, spread, scale, mechanism, weights)
+
+    for number, (one, two) in enumerate(pairs):
+        require_neighbours(one, two)
+        for j in range(len(plan.steps)):
+            label = f"pair {number}, window {j}"
+            (boxes, laws), (boxes2, other) = window(one, j), window(two, j)
+            checks.append(_nesting("boxes nest", *((b.lower, b.upper) for b in (boxes, boxes2)), label))
+            checks += [_sensitivity(laws, other, label), _smoothness(laws, other, label)]
+            checks += _law_checks(laws, other, plan.epsilons[j], plan.deltas[j], plan.family, label)
+        checks = list(merge(checks))
+    budget = max(plan.epsilons), max(plan.deltas)
+    return AuditReport(
+        merge(checks), len(pairs), 1, *budget, laws.mechanism.describe(), one.recipe.privacy.adjacency, plan.radius
+    )
 
 
 def require_neighbours(one: Problem, two: Problem) -> None:

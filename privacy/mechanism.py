@@ -120,16 +120,32 @@ class Noisy:
 
 
 def smooth_bounds(
-    lower: np.ndarray, upper: np.ndarray, ceiling: np.ndarray, mechanism: Mechanism, weights=None, radii=None
+    lower: np.ndarray,
+    upper: np.ndarray,
+    ceiling: np.ndarray,
+    mechanism: Mechanism,
+    weights=None,
+    radii=None,
+    difference: np.ndarray | None = None,
 ) -> dict[float, np.ndarray]:
     """PRIVATE `{beta: S_beta (G,)}` of `G` vectors, in the mechanism's norm, for each of its betas.
 
     `lower`, `upper` (K+1, G, g): bounds over radii 0..K, already clipped; `ceiling` (G, g): PUBLIC bound of how far
     each coordinate can move; `weights` (g,): PUBLIC; `radii`: refused unless they are 0..K without gaps.
+    `difference` (K, C, G, g): entry `k` bounds how far the coordinates of two neighbours are apart that both lie within
+    radius `k + 1` and differ in a slot of public class `c`; monotone across neighbours, like the bounds.
+
+    Guarantee:
+    * certificates lower the sensitivity, not the guarantee: coordinate by coordinate the smaller of cross range and
+      certificate bounds the change of a record of class `c` and is monotone across neighbours, so the largest norm
+      over the classes is as good as the cross range alone (docs/relational.md).
     """
     ceiling = smooth.check_ceiling(ceiling, np.shape(lower)[1:])
-    cross = np.minimum(smooth.cross_ranges(lower, upper), ceiling)
+    cross = np.minimum(smooth.cross_ranges(lower, upper), ceiling)[:, None]
+    if difference is not None:
+        cross = np.minimum(cross, smooth.check_difference(difference, cross.shape))
     cross, top = (smooth.norm_outputs(x, mechanism.norm, weights) for x in (cross, ceiling))
+    cross = cross.max(axis=1)
     return {pair.beta: smooth.smooth_bound(cross, top, pair.beta, radii=radii) for pair in mechanism.pairs}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from certify._siblings import require
 from certify.driver import run
 from certify.envelope import Envelope
 from certify.errors import PrivacyError
@@ -17,6 +18,10 @@ from models.ir import Graph
 from privacy.dense import dense_maximum
 from privacy.query import Query
 from privacy.smooth import cross_ranges
+
+require("solvers")
+
+from solvers import BACKENDS  # noqa: E402
 
 
 def certify_on_demand(
@@ -41,7 +46,14 @@ def certify_on_demand(
     Which radii were computed depends on the data and is private, as is the running time.
 
     Guarantee: the smooth bound from this envelope equals that of the envelope with every radius.
+    Raises PrivacyError for a backend whose box of one radius depends on which others are computed.
     """
+    if BACKENDS[options.get("backend", "ibp")].relational:
+        raise PrivacyError(
+            "radii: auto picks radii by the data, but this backend's box of one radius depends on the others; "
+            "certify radii 0..K, or choose the backend meanvalue or ibp"
+        )
+    options["relational"] = False  # the dense bound is one of cross ranges
     betas = tuple(float(b) for b in np.atleast_1d(beta))
     parts: list[Envelope] = []
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # radius -> clipped bounds (M * O,)

@@ -22,6 +22,8 @@ from certify.driver import prepare_graph, reach  # noqa: E402
 from certify.recipe import Recipe, from_dict  # noqa: E402
 from models.ir import Graph  # noqa: E402
 from solvers import output_bounds  # noqa: E402
+from solvers.errors import UnsupportedWindowError  # noqa: E402
+from solvers.relational import output_differences  # noqa: E402
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,8 @@ class Query:
     def prepare(self, features: np.ndarray) -> np.ndarray:
         """Public inputs ``(M, ...)`` in table units as model inputs ``(M, F)``; raises DataError or PrivacyError."""
         x = np.asarray(features, dtype=np.float64)
+        if not x.size:
+            raise PrivacyError(f"queries: found an empty table of shape {x.shape}; give at least one input")
         x = self.recipe.prepare_features(x) if self.recipe is not None else x
         x = x.reshape(len(x), -1)
         if x.shape[1] != self.graph.input_features:
@@ -103,6 +107,21 @@ class Query:
         """Private bounds ``(K, M, O)`` of the prediction over the box of each radius, exact at radius 0."""
         lower, upper = self.envelope.stacked()
         return tuple(output_bounds(self.graph, lower, upper, self._shaped(rows), self.envelope.radii))
+
+    def differences(self, rows: np.ndarray) -> np.ndarray | None:
+        """Private relational certificate ``(K, C, M, O)`` of the predictions; None for an envelope without one.
+
+        Entry ``k`` bounds how far the predictions of two neighbours within the radius are apart, by class of slots.
+        """
+        certificate = self.envelope.stacked_difference()
+        if certificate is None:
+            return None
+        try:
+            return output_differences(
+                self.graph, *self.envelope.stacked(), certificate, self._shaped(rows), self.envelope.radii
+            )
+        except UnsupportedWindowError:  # another trainer's certificate, of a model for which there is no such rule
+            return None
 
     @cached_property
     def _reach(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,5 +189,6 @@ def predict(
         family=family,
         betas=betas,
         joint=joint,
+        differences=query.differences,
     )
     return Release(query.restore(release.values), release.guarantee)

@@ -137,6 +137,20 @@ def check_ceiling(ceiling, shape: tuple[int, ...]) -> np.ndarray:
     return ceiling
 
 
+def check_difference(difference, shape: tuple[int, ...]) -> np.ndarray:
+    """A certificate (K, C, G, g) for cross ranges (K, 1, G, g) of `shape`; its entries must not be negative or NaN."""
+    difference = np.asarray(difference, np.float64)
+    fits = difference.ndim == 4 and difference.shape[1] and difference.shape[:1] + difference.shape[2:] == (
+        shape[0], *shape[2:],
+    )  # fmt: skip
+    if not fits or not np.all(difference >= 0.0):
+        raise PrivacyError(
+            f"difference: shape {difference.shape} or an entry that is negative or NaN; give a bound of the difference "
+            f"of neighbours for each of {shape[0]} radii, each public class of slots and each output"
+        )
+    return difference
+
+
 def check_beta(beta: float) -> float:
     """`beta` must be 0 (then S is the ceiling) or at least 2^-40, so that float64 weights decrease too."""
     beta = float(beta)

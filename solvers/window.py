@@ -55,12 +55,16 @@ class Boxes:
 
     ``difference`` ``(K, C, P)`` (relational certificate, where one is kept): ``[j, c]`` bounds, in absolute value, the
     difference of two neighbouring runs within radius ``radii[j]`` of the data set whose differing slot has class ``c``.
+
+    ``margins`` ``(K, 2, slots)`` (programs, where windows overlap): ends of what the program backends call the argument
+    of each record in the step that led here, NaN for slots that were not in its batch.
     """
 
     nominal: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
     difference: np.ndarray | None = None
+    margins: np.ndarray | None = None
 
     @classmethod
     def point(cls, theta: np.ndarray, radii: int) -> Boxes:

@@ -1,0 +1,201 @@
+"""Relational certificates: bounds of the difference of two neighbouring runs, and boxes made of chains of them.
+
+Let two neighbouring data sets both lie within radius ``k`` of the data and differ in slot ``i``.  Their runs stay
+inside the boxes ``T`` of radius ``k``, and the difference ``d`` of their parameters obeys
+
+    d' = (contraction I - (rate / normaliser) J) d + e,    |e| <= 2 clip rate / normaliser if slot i is in the batch,
+
+with ``J`` the Jacobian over ``T`` of the records that both have: all slots but ``i``, of which ``k - 1`` at most differ
+from the data.  So ``|d'|`` is at most ``M |d| + |e|``, at most ``sum_s |Phi_s| |e_s|`` with interval matrix products
+``Phi_s`` of the steps after ``s`` (which keep the signs that absolute values lose), and at most the width of ``T'``.
+
+**Chained boxes.**  From the data to any data set at distance ``k`` there is a path of ``k`` neighbours, whose ``j``-th
+edge lies within radius ``j``.  So its parameters are within ``D_1 + ... + D_k`` of the nominal ones, ``D_j`` the bound
+above at radius ``j``.  The boxes feed the Jacobians of the next step.
+
+Guarantees (proofs: docs/relational.md):
+  * the bound of radius k holds for every two neighbouring data sets within radius k;
+  * bounds are monotone: that of radius k on a data set is at most that of radius k + 1 on each neighbour, as computed;
+  * the chained boxes have the properties of `solvers.ibp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from models.ir import Graph
+from models.ops import Interval
+from models.ops.affine import affine_interval
+from models.ops.base import RELATIVE
+from solvers.ibp import Plan
+from solvers.jacobian import Curvature, Head, source_features, structure, untrained
+from solvers.meanvalue import curvatures_of, intersection, tightened, workers
+from solvers.window import Boxes, Window
+
+#: Slots of more classes than this are taken as one class, which occurs in every step.
+MOST_CLASSES = 256
+#: Multiplications per step and radius that the products of matrices may take; older steps are then forgotten.
+_MOST_PRODUCTS = 1 << 23
+
+
+def relational(window: Window, threads: int = 1) -> list[Boxes]:
+    """Boxes with their certificates (`Boxes.difference`) after each of the window's fresh steps.
+
+    Raises UnsupportedWindowError where `Head.make` does.
+    """
+    head = Head.make(window)
+    relation = Relation.after_known(window, head, threads)
+
+    def chained(t: int, before: Boxes, after: Boxes, curvatures: list) -> Boxes:
+        relation.step(t, before, curvatures)
+        return relation.within(intersection(after, relation.chain(after)))
+
+    return tightened(window, head, threads, chained)
+
+
+def certified(window: Window, found: Sequence[Boxes], threads: int = 1) -> list[Boxes]:
+    """The boxes of any sound and monotone backend after the window's fresh steps, with certificates."""
+    head = Head.make(window)
+    relation, before, result = Relation.after_known(window, head, threads), window.known[-1], []
+    with workers(threads) as pool:
+        for t, after in zip(window.fresh, found, strict=True):
+            relation.step(t, before, curvatures_of(window, head, window.steps[t], before, pool))
+            before = relation.within(after)
+            result.append(before)
+    return result
+
+
+class Relation:
+    """Differences of neighbouring runs through a window, step by step; private.
+
+    ``bounds`` ``(K, C, P)``: ``[j, c]`` for slots of class ``c`` at ``radii[j]``, zero at radius 0.  Slots of a class
+    occur in the same steps: of the run where the window states `Window.classes`, else of the window alone, and then
+    what it hands on is the largest over its classes.
+    """
+
+    def __init__(self, window: Window, head: Head):
+        self.window, self.head = window, head
+        self._inside = _occurrences(window)
+        shape = (len(window.radii), self._inside.shape[1], head.plan.size)
+        self.bounds = np.full(shape, np.inf)
+        # By row: interval products of the steps after each source, side by side, and the sources (C, P).
+        self._products: list[Interval] = [Interval(np.eye(0), np.eye(0))] * len(window.radii)
+        self._sources: list[list[np.ndarray]] = [[] for _ in window.radii]
+        self.within(window.boxes)
+        for j in range(len(window.radii)):
+            self._restart(j)
+
+    @classmethod
+    def after_known(cls, window: Window, head: Head, threads: int) -> Relation:
+        """Before the window's first fresh step."""
+        relation = cls(window, head)
+        with workers(threads) as pool:
+            for t, (before, after) in enumerate(zip(window.known, window.known[1:], strict=False)):
+                relation.step(t, before, curvatures_of(window, head, window.steps[t], before, pool))
+                relation.within(after)
+        return relation
+
+    def step(self, t: int, boxes: Boxes, curvatures: Sequence[Curvature | None]) -> None:
+        """Through step ``t`` from ``boxes``; ``curvatures`` as of `tightened`."""
+        for j, (radius, found) in enumerate(zip(self.window.radii, curvatures, strict=True)):
+            if radius > 0:
+                box = Interval(boxes.lower[j], boxes.upper[j])
+                self.bounds[j] = np.inf if found is None else self._row(t, j, box, found)
+
+    def within(self, boxes: Boxes) -> Boxes:
+        """``boxes`` after the latest step with the bounds as their certificate, none larger than the boxes are wide."""
+        wide = boxes.upper - boxes.lower
+        np.minimum(self.bounds, (wide + RELATIVE * wide)[:, None], out=self.bounds)
+        if boxes.difference is not None:
+            np.fmin(self.bounds, boxes.difference, out=self.bounds)  # NaN: that step had no certificate
+        kept = self.bounds if self.window.classes is not None else self.bounds.max(axis=1, keepdims=True)
+        return replace(boxes, difference=kept.copy())
+
+    def chain(self, boxes: Boxes) -> Boxes:
+        """The chained boxes around the nominal parameters, for as many radii 1, 2, ... as there are without a gap."""
+        lower, upper = np.full_like(boxes.lower, -np.inf), np.full_like(boxes.upper, np.inf)
+        reach, wanted = np.zeros(self.head.plan.size), 1
+        for j, radius in enumerate(self.window.radii):
+            if radius == wanted:
+                reach = reach + self.bounds[j].max(axis=0)
+                spread = reach * (1.0 + 2.0 * (radius + 1) ** 2 * RELATIVE)
+                lower[j], upper[j] = boxes.nominal - spread, boxes.nominal + spread
+                wanted += 1
+        return replace(boxes, lower=lower, upper=upper)
+
+    def _restart(self, j: int) -> None:
+        """Forget where a row's difference came from: the bound is its only source."""
+        identity = np.eye(self.head.plan.size)
+        self._products[j], self._sources[j] = Interval(identity, identity), [self.bounds[j].copy()]
+
+    def _row(self, t: int, j: int, box: Interval, found: Curvature) -> np.ndarray:
+        window, radius, one = self.window, self.window.radii[j], self.window.steps[t]
+        size = self.head.plan.size
+        if not np.isfinite(self._products[j].magnitude).all() or len(self._sources[j]) * size**3 > _MOST_PRODUCTS:
+            self._restart(j)
+        matrix = found.transition(window, one, radius - 1, left_out=1)
+        contributions = 2.0 if window.adjacency == "replace-one" else 1.0
+        most = one.learning_rate / window.normaliser * contributions * window.clip * (1.0 + 8.0 * RELATIVE)
+        source = most * self._inside[t][:, None] + 2.0 * self.head.rounding(window, one, box)
+
+        zero = Interval(np.zeros(size), np.zeros(size))
+        products = affine_interval(matrix, zero, self._products[j], 1, "natural", 2.0 * radius)
+        self._products[j] = Interval(*(np.hstack([end, np.eye(size)]) for end in products))
+        self._sources[j].append(source)
+
+        sources = np.concatenate(self._sources[j], axis=1)
+        through = sources @ self._products[j].magnitude.T
+        direct = self.bounds[j] @ matrix.magnitude.T + source
+        return np.fmin(through, direct) * (1.0 + 4.0 * radius * (sources.shape[1] + size + 8) * RELATIVE)
+
+
+def _occurrences(window: Window) -> np.ndarray:
+    """Which classes of slots ``(C,)`` occur in which steps: bool ``(steps, C)``."""
+    classes = window.classes
+    if classes is None:
+        classes = schedule_classes((one.batch for one in window.steps), window.records.slots)
+        if classes.max(initial=0) >= MOST_CLASSES:
+            classes = np.zeros_like(classes)
+    inside = np.zeros((len(window.steps), classes.max(initial=0) + 1), bool)
+    for row, one in zip(inside, window.steps, strict=True):
+        row[classes[one.batch]] = True
+    return inside
+
+
+def schedule_classes(batches: Iterable[np.ndarray], slots: int) -> np.ndarray:
+    """int64 ``(slots,)``: equal for slots that are in the same batches; public."""
+    found = np.zeros(slots, np.int64)
+    for batch in batches:
+        inside = np.zeros(slots, np.int64)
+        inside[batch] = 1
+        found = np.unique(2 * found + inside, return_inverse=True)[1]
+    return found
+
+
+def output_differences(
+    graph: Graph, lower: np.ndarray, upper: np.ndarray, difference: np.ndarray, features: np.ndarray, radii
+) -> np.ndarray:
+    """How far the outputs of neighbours' models are apart, from a certificate; float64 ``(K, C, M, O)``.
+
+    ``lower``, ``upper`` ``(K, P)``: boxes of ``radii``; ``difference`` ``(K, C, P)``; ``features`` ``(M,
+    *input_shape)``.  As computed by `Graph.evaluate`, and monotone like the certificate.  Raises
+    UnsupportedWindowError for a model that is not a linear head.
+    """
+    plan = Plan(graph)
+    source, blocks = structure(plan)
+    terms = source_features(plan, source, graph.flatten(features))
+    fixed = untrained(plan, np.abs(terms))
+    found = np.zeros((len(radii), difference.shape[1], terms.shape[1], graph.outputs))
+    for j, radius in enumerate(radii):
+        if radius == 0:
+            continue
+        size = Interval(lower[j], upper[j]).magnitude
+        for o, block in enumerate(blocks):
+            weight = np.abs(terms[block.features])
+            rounding = 2.0 * (len(terms) + 4) * RELATIVE * (size[block.parameters] @ weight + fixed[o])
+            apart = difference[j][:, block.parameters] @ weight
+            found[j, :, :, o] = apart * (1.0 + 4.0 * radius * (len(terms) + 4) * RELATIVE) + radius * rounding
+    return found
