@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from certify.cli.console import PRIVATE, err, out, progress_bar, seconds
 from certify.cli.inputs import read_inputs
-from certify.cli.method import Backend, Force, Frequency, Solver, Stride, Tau, method
+from certify.cli.method import Backend, Force, Frequency, Relational, Solver, Stride, Tau, method
 from certify.envelope import SUFFIX, Envelope, write
 from certify.errors import CertdpError
 
@@ -40,6 +40,7 @@ def command(
     solver: Solver = "highs",
     tau: Tau = None,
     force: Force = False,
+    relational: Relational = None,
     threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
@@ -57,8 +58,9 @@ def command(
     if output.parent != Path() and not output.parent.is_dir():
         raise CertdpError(f"{output}: the folder {output.parent} does not exist; create it or give another path")
     facts, table, graph = read_inputs(model, data, recipe, target, output_name)
+    how = {"backend": backend, "stride": stride, "solver": solver, "tau": tau, "force": force, "relational": relational}
     options = {
-        **method(backend, frequency, stride, solver, tau, force),
+        **method(frequency, **how),
         "threads": threads,
         "resume": resume,
         "model_sha256": digest(model),

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 
 from certify.cli.console import PRIVATE, err, out, progress_bar, seconds
 from certify.cli.inputs import read_inputs
+from certify.cli.inspect import sensitivities
 from certify.cli.method import Force, Solver, Tau, lengths
 from certify.errors import CertdpError
 
@@ -95,7 +96,7 @@ def _row(cell, envelope, public: float, beta: float) -> dict:
     promise = envelope.metadata.capabilities
     return row | {
         "widths": (upper - lower).mean(axis=1).tolist(),
-        **_smooth(lower, upper, public, beta),
+        **_smooth(lower, upper, public, beta, envelope.stacked_difference()),
         "rigour": promise.rigour,
         "sound": promise.sound,
         "monotone": promise.monotone,
@@ -103,11 +104,14 @@ def _row(cell, envelope, public: float, beta: float) -> dict:
     }
 
 
-def _smooth(lower: np.ndarray, upper: np.ndarray, public: float, beta: float) -> dict:
-    """Smooth bound of the l1 sensitivity of all parameters; ``tail``: the public bound beyond the radii decides it."""
-    from privacy.smooth import cross_ranges, smooth_bound
+def _smooth(lower: np.ndarray, upper: np.ndarray, public: float, beta: float, difference=None) -> dict:
+    """Smooth bound of the l1 sensitivity of all parameters, with the certificate ``(K, C, P)`` where there is one.
 
-    cross = cross_ranges(lower, upper).sum(axis=1, keepdims=True)
+    ``tail``: the public bound beyond the last radius decides it.
+    """
+    from privacy.smooth import smooth_bound
+
+    cross = sensitivities(lower, upper, difference).sum(axis=2).max(axis=1, keepdims=True)
     bound = float(smooth_bound(cross, public, beta)[0])
     return {"smooth_sensitivity": bound, "tail": bool(bound <= public * np.exp(-beta * len(cross)) * (1.0 + 1e-6))}
 

@@ -76,15 +76,13 @@ def _by_parameter(envelope: Envelope) -> RichTable:
 
 
 def _certificate(envelope: Envelope, model: Path | None, data: Path | None):
-    """(what, cross ranges (K, Q), public ceiling (Q,) or None), or None where the radii are not contiguous."""
-    from privacy.smooth import cross_ranges
-
+    """(what, sensitivities (K, Q), public ceiling (Q,) or None), or None where the radii are not contiguous."""
     if list(envelope.radii) != list(range(len(envelope.radii))) or len(envelope.radii) < 2:
         out.print("certificates are shown for contiguous radii from 0 only")
         return "", None, None
     if model is None:
-        lower, upper = envelope.stacked()
-        return "all parameters (sum of coordinates)", cross_ranges(lower, upper).sum(axis=1, keepdims=True), None
+        sums = sensitivities(*envelope.stacked(), envelope.stacked_difference()).sum(axis=2).max(axis=1)
+        return "all parameters (sum of coordinates)", sums[:, None], None
     from certify.tables import read_table
     from models import read as read_model
     from privacy.query import Query
@@ -92,8 +90,17 @@ def _certificate(envelope: Envelope, model: Path | None, data: Path | None):
     query = Query.make(envelope, read_model(model))
     rows = query.prepare(read_table(data, None, query.feature_names).features)
     lower, upper = (np.clip(side, *query.output_range) for side in query.bounds(rows))
-    cross = cross_ranges(lower, upper)[:, :, 0]
+    apart = query.differences(rows)
+    cross = sensitivities(lower[..., 0], upper[..., 0], None if apart is None else apart[..., 0]).max(axis=1)
     return "prediction with the median bound", cross * query.unit, query.ceiling(rows)[:, 0] * query.unit
+
+
+def sensitivities(lower: np.ndarray, upper: np.ndarray, difference: np.ndarray | None) -> np.ndarray:
+    """Cross ranges ``(K, C, Q)`` of bounds ``(K + 1, Q)``, or what a certificate ``(K + 1, C, Q)`` has lower."""
+    from privacy.smooth import cross_ranges
+
+    cross = cross_ranges(lower, upper)[:, None]
+    return cross if difference is None else np.minimum(cross, difference[1:])
 
 
 def _bounds(cross: np.ndarray, ceiling: np.ndarray | None, beta: float) -> np.ndarray:

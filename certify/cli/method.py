@@ -26,12 +26,18 @@ Tau = Annotated[
     float | None, typer.Option(help="Public tolerance of bounds from a solver, in units of the parameters.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Go on with programs that are estimated to be hopeless.")]
+Relational = Annotated[
+    bool | None,
+    typer.Option(
+        "--relational/--no-relational",
+        help="Keep a certificate of the difference of neighbouring runs.  Default: where it exists and is cheap.",
+    ),
+]
 
 
-def method(backend: str, frequency: str | None, stride: int | None, solver: str, tau: float | None, force: bool):
+def method(frequency: str | None, **fields):
     """The fields of `certify.windows.Method`."""
-    F = None if frequency is None else lengths(frequency)
-    return {"backend": backend, "F": F, "stride": stride, "solver": solver, "tau": tau, "force": force}
+    return {"F": None if frequency is None else lengths(frequency), **fields}
 
 
 def lengths(text: str) -> int | list[int]:

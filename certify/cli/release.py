@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from certify.cli.console import err, out, progress_bar
 from certify.cli.inputs import read_inputs
-from certify.cli.method import Backend, Force, Frequency, Solver, Stride, Tau, method
+from certify.cli.method import Backend, Force, Frequency, Relational, Solver, Stride, Tau, method
 from certify.errors import CertdpError, RadiusError
 
 
@@ -44,6 +44,7 @@ def command(
     solver: Solver = "highs",
     tau: Tau = None,
     force: Force = False,
+    relational: Relational = None,
     threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; nothing is drawn twice.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
@@ -76,7 +77,9 @@ def command(
         lower=box_lower,
         upper=box_upper,
     )
-    options = method(backend, frequency, stride, solver, tau, force)
+    options = method(
+        frequency, backend=backend, stride=stride, solver=solver, tau=tau, force=force, relational=relational
+    )
     state = output.with_name(output.name + ".run.safetensors")
 
     def learn() -> dict:
