@@ -11,7 +11,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
-from certify.cli.console import PRIVATE, err, out, progress_bar, seconds
+from certify.cli.console import PRIVATE, err, out, progress_bar
 from certify.cli.inputs import read_inputs
 from certify.cli.inspect import sensitivities
 from certify.cli.method import Force, Solver, Tau, lengths
@@ -128,20 +128,22 @@ def _floor(found, public: float, beta: float) -> dict:
 def _table(result: dict) -> RichTable:
     first, last = result["radii"][1], result["radii"][-1]
     table = RichTable(title="bounding backends", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("backend")
-    for name in ("F", f"width k={first}", f"k={last}", f"S(β={result['beta']:g})", "time", "memory"):
-        table.add_column(name, justify="right")
-    table.add_column("promises")
+    table.add_column("backend", no_wrap=True)
+    table.add_column("F", no_wrap=True, justify="right")
+    for name in (f"width k={first}", f"k={last}", f"S(β={result['beta']:g})", "time", "MiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("rigour", no_wrap=True)
     for row in result["cells"]:
         moved = f" by {row['stride']}" if row["stride"] else ""
         head = (row["backend"], "default" if row["F"] is None else f"{row['F']}{moved}")
+        time = f"{row['seconds']:.1f} s"
         if "widths" not in row:
-            table.add_row(*head, "", "", "", seconds(row["seconds"]), "", f"[red]{row['status']}[/]")
+            table.add_row(*head, "", "", "", time, "", f"[red]{row['status']}[/]")
             continue
-        promises = row["rigour"] + ("" if row["monotone"] else ", [red]not monotone[/]")
+        rigour = row["rigour"] if row["monotone"] else "[red]not (M)[/]"
         table.add_row(
-            *head, f"{row['widths'][1]:.4g}", f"{row['widths'][-1]:.4g}", _number(row),
-            seconds(row["seconds"]), f"{row['bytes'] / 2**20:.0f} MiB", promises,
+            *head, f"{row['widths'][1]:.4g}", f"{row['widths'][-1]:.4g}", _number(row), time,
+            f"{row['bytes'] / 2**20:.0f}", rigour,
         )  # fmt: skip
     if result["attack"]:
         widths = result["attack"]["widths"]

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
 from certify.cli.console import out, progress_bar
@@ -50,24 +51,25 @@ def _yes(value: bool) -> str:
 
 
 def _backends() -> RichTable:
-    table = RichTable(title="backends", title_justify="left")
-    for name in ("backend", "sound", "monotone", "rigour", "tau", "solvers", "what it does"):
-        table.add_column(name)
+    table = RichTable(title="backends", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    for name in ("backend", "sound", "(M)", "rigour", "what it does; solvers"):
+        table.add_column(name, no_wrap=name == "backend")
     for b in BACKENDS.values():
-        tau = f"{b.tau:g}" if b.tau else "none"
-        solvers = ", ".join(b.solvers) or "none"
-        table.add_row(b.name, _yes(b.sound), _yes(b.monotone), b.rigour, tau, solvers, b.summary)
+        solvers = f"; {', '.join(b.solvers)}" if b.solvers else ""
+        table.add_row(b.name, _yes(b.sound), _yes(b.monotone), b.rigour, b.summary + solvers)
     return table
 
 
 def _solvers(found: dict[str, Found | None], trials: dict[str, Trial]) -> RichTable:
-    table = RichTable(title="solvers (yes: tried here and right)", title_justify="left")
-    for name in ("solver", "version", *KINDS, "duals", "dual bound", "limit", "found as"):
-        table.add_column(name)
+    title = "solvers (yes: tried here and right)"
+    table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    for name in ("solver", "version", *KINDS, "duals", "bound", "found as; limit"):
+        table.add_column(name, no_wrap=name in ("solver", "version"))
     for name, solver in SOLVERS.items():
         here = found[name]
-        version, source = (here.version, here.source) if here else ("not installed", "")
-        table.add_row(name, version, *_abilities(solver, trials.get(name)), solver.limit, source)
+        version, source = (here.version, here.source) if here else ("-", "not installed")
+        limit = "" if solver.limit == "none" else f"; {solver.limit}"
+        table.add_row(name, version, *_abilities(solver, trials.get(name)), source + limit)
     return table
 
 
