@@ -111,7 +111,10 @@ def plot_comparison(result: dict, path: str | Path) -> Path:
         shades = np.linspace(0.35, 1.0, len(mine)) if len(mine) > 1 else [1.0]
         for row, shade in zip(mine, shades, strict=True):
             label = backend if row["F"] is None else f"{backend}, F = {row['F']}"
-            left.plot(radii[1:], row["widths"][1:], color=f"C{i}", alpha=shade, marker=".", label=label)
+            left.plot(
+                radii[1:], row["widths"][1:], color=f"C{i}", alpha=shade, marker=markers.get(backend, "o"),
+                markersize=8 - i, fillstyle="none", label=label,
+            )  # fmt: skip
         time = [max(row["seconds"], 1e-3) for row in mine]
         right.plot(
             time, [row["smooth_sensitivity"] for row in mine], color=f"C{i}", marker=markers.get(backend, "o"),
@@ -122,10 +125,11 @@ def plot_comparison(result: dict, path: str | Path) -> Path:
             right.annotate(name, (x, row["smooth_sensitivity"]), fontsize=8, color=f"C{i}")
     if result["attack"]:
         left.plot(radii[1:], result["attack"]["widths"][1:], "k--", label="reached by an attack")
-        right.axhline(result["attack"]["smooth_sensitivity"], color="k", linestyle="--", label="reached by an attack")
+        floor = "floor of boxes (attack);\ncertificates may lie below"
+        right.axhline(result["attack"]["smooth_sensitivity"], color="k", linestyle="--", label=floor)
     for axis in (left, right):
         axis.set_yscale("log")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(fontsize=7, ncols=2, framealpha=0.85, edgecolor="none")
     left.set_xlabel("radius k (records that differ)")
     left.set_ylabel("mean width of the parameter box")
     left.set_title("width")
