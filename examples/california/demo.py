@@ -134,7 +134,7 @@ def main() -> None:
     certdp("models", model)
     certdp(
         "certify", model, "--data", folder / "train.csv", "--target", "MedHouseVal",
-        "--recipe", HERE / "recipe.toml", "--radii", "0..28", "-o", envelope,
+        "--recipe", HERE / "recipe.toml", "--radii", "0..28", "--backend", "relational", "-o", envelope,
     )  # fmt: skip
     certdp("inspect", envelope, "--model", model, "--data", folder / "queries.csv")
     certdp(

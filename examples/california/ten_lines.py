@@ -7,7 +7,7 @@ import privacy
 graph = models.read("examples/california/model.onnx")
 recipe = certify.load_recipe("examples/california/recipe.toml")
 records = certify.read_table("out/california/train.csv", target="MedHouseVal")
-envelope = certify.run(graph, recipe, records.features, records.targets, radii=range(9))
+envelope = certify.run(graph, recipe, records.features, records.targets, radii=range(9), backend="relational")
 certify.write_envelope("out/california/ten_lines.envelope.safetensors", envelope)  # private data
 
 queries = certify.read_table("out/california/queries.csv").features  # public inputs
