@@ -37,7 +37,7 @@ def main() -> None:
     for epsilon, delta, releases, radius in cases:
         plan = AgsPlan.make([steps * (j + 1) // releases for j in range(releases)], epsilon, delta, radius)
         started = time.perf_counter()
-        errors = [error(release_parameters(graph, facts, x, y, plan).theta) for _ in range(RUNS)]
+        errors = [error(release_parameters(graph, facts, x, y, plan, backend="relational").theta) for _ in range(RUNS)]
         seconds = (time.perf_counter() - started) / RUNS
         noise = plan.mechanisms(graph.initial().size)[0].family.name
         error_text = f"{np.median(errors):.3f} ({seconds:.1f} s)"

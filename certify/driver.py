@@ -25,7 +25,7 @@ from certify._siblings import require
 from certify.checkpoint import Checkpoint, CheckpointFile
 from certify.envelope import Capabilities, Envelope, Metadata
 from certify.errors import CertdpError, DataError, RadiusError
-from certify.recipe import Recipe
+from certify.recipe import Features, Recipe, Target
 from certify.windows import Method, Span, Trail, spans
 
 require("models", "solvers")
@@ -36,7 +36,7 @@ from models.losses import Loss, TargetError, make_loss  # noqa: E402
 from models.ops import Interval  # noqa: E402
 from solvers import BACKENDS, Boxes, Options, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
 from solvers.errors import UnsupportedWindowError  # noqa: E402
-from solvers.jacobian import Head  # noqa: E402
+from solvers.hidden import jacobians  # noqa: E402
 from solvers.relational import MOST_CLASSES, certified, schedule_classes  # noqa: E402
 
 #: Memory that a default choice of F may use, and that any choice may.
@@ -49,6 +49,13 @@ _RELATIONAL_STEPS = 32
 
 #: Called after every window with (steps done, steps in all, boxes); boxes are private.
 Progress = Callable[[int, int, Boxes], None]
+
+
+def _prepared_range(section: Features | Target, prepare: Callable, columns: int) -> Interval | None:
+    if section.lower is None or section.upper is None:
+        return None
+    ends = (np.broadcast_to(np.asarray(end, float), columns) for end in (section.lower, section.upper))
+    return Interval(*(prepare(end[None]).reshape(-1, 1) for end in ends))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +76,13 @@ class Problem:
     @cached_property
     def feature_range(self) -> Interval | None:
         """Public ends ``(F, 1)`` of prepared features; None where the recipe states none."""
-        lower, upper = self.recipe.features.lower, self.recipe.features.upper
-        if lower is None or upper is None:
-            return None
-        ends = (np.broadcast_to(np.asarray(end, float), self.graph.input_features) for end in (lower, upper))
-        return Interval(*(self.recipe.prepare_features(end[None]).reshape(-1, 1) for end in ends))
+        return _prepared_range(self.recipe.features, self.recipe.prepare_features, self.graph.input_features)
+
+    @cached_property
+    def target_range(self) -> Interval | None:
+        """Public ends ``(1, 1)`` of the prepared target; None where the recipe states none, or for several outputs."""
+        outputs = self.graph.outputs
+        return _prepared_range(self.recipe.target, self.recipe.prepare_targets, 1) if outputs == 1 else None
 
     @cached_property
     def classes(self) -> np.ndarray | None:
@@ -104,6 +113,7 @@ class Problem:
             normaliser=self.schedule.normaliser,
             adjacency=self.recipe.privacy.adjacency,
             feature_range=self.feature_range,
+            target_range=self.target_range,
             classes=self.classes if relational else None,
         )
 
@@ -209,7 +219,7 @@ def keeps_certificate(problem: Problem, radii: Sequence[int], method: Method) ->
     if method.relational is None and entries > _CHEAP_ENTRIES:
         return False
     try:
-        Head.make(problem.window(0, 0, [problem.start(())], ()))
+        jacobians(problem.window(0, 0, [problem.start(())], ()))
     except UnsupportedWindowError:
         if method.relational:
             raise
@@ -389,7 +399,7 @@ def make_envelope(
             capabilities.sound,
             monotone,
             capabilities.rigour,
-            capabilities.tau,
+            _tolerance(problem, method) if capabilities.tau else 0.0,
             problem.recipe.arithmetic.products,
         ),
         concretisation=F,
@@ -411,6 +421,14 @@ def make_envelope(
         difference=None if boxes.difference is None else _differences(problem, radii, boxes.difference) or None,
         history=end.widths,
     )
+
+
+def _tolerance(problem: Problem, method: Method) -> float:
+    """The largest tolerance of a program backend's windows, in parameter units; public."""
+    from solvers.programs.backend import tolerance  # brings in the modelling layer
+
+    whole = problem.window(0, problem.steps, [problem.start(())], ())
+    return tolerance(whole, method.options(threads=1))
 
 
 def _differences(problem: Problem, radii: Sequence[int], difference: np.ndarray) -> dict[int, dict[str, np.ndarray]]:

@@ -25,10 +25,45 @@ def _crown(window: Window, options: Options) -> list[Boxes]:
     return crown(window, options.threads)
 
 
+def _meanvalue(window: Window, options: Options) -> list[Boxes]:
+    from solvers.meanvalue import meanvalue
+
+    return meanvalue(window, options.threads)
+
+
+def _relational(window: Window, options: Options) -> list[Boxes]:
+    from solvers.relational import relational
+
+    return relational(window, options.threads)
+
+
+def _lp(window: Window, options: Options) -> list[Boxes]:
+    from solvers.programs.backend import lp
+
+    return lp(window, options)
+
+
+def _milp(window: Window, options: Options) -> list[Boxes]:
+    from solvers.programs.backend import milp
+
+    return milp(window, options)
+
+
+def _miqcp(window: Window, options: Options) -> list[Boxes]:
+    from solvers.programs.backend import miqcp
+
+    return miqcp(window, options)
+
+
 _BOUNDERS: dict[str, Callable[[Window, Options], list[Boxes]]] = {
     "ibp": _ibp,
+    "meanvalue": _meanvalue,
+    "relational": _relational,
     "linear": _linear,
     "crown": _crown,
+    "lp": _lp,
+    "milp": _milp,
+    "miqcp": _miqcp,
 }
 
 

@@ -26,9 +26,10 @@ _TRIAL_SECONDS = 120
 class Solver:
     """A solver that programs can be given to.
 
-    ``kinds``: programs it can solve, out of KINDS (miqcp: with non-convex products).  ``duals``: dual values can be
-    read back through Pyomo.  ``bound``: gives a dual bound of a MILP.  ``interface``: its name in Pyomo, of the newer
-    interface where ``direct``, else of the one through an executable.  ``package``: the Python package that brings it.
+    ``kinds``: programs it can solve, out of KINDS (miqcp: with non-convex products).  ``duals``, ``bound``: dual values
+    of an LP, a dual bound of a MILP can be read back through Pyomo; of solvers that run as executables it reports the
+    value of the solution found in place of a bound.  ``interface``: its name in Pyomo, of the newer interface where
+    ``direct``, else of the one through an executable.  ``package``: the Python package that brings it.
     ``executable``: program that brings it.  ``limit``: what its free licence allows.
     """
 
@@ -73,7 +74,7 @@ SOLVERS: dict[str, Solver] = {
         title="CBC",
         kinds=("lp", "milp"),
         duals=True,
-        bound=True,
+        bound=False,
         interface="cbc",
         direct=False,
         install="apt install coinor-cbc, or pip install cbcbox",
@@ -85,7 +86,7 @@ SOLVERS: dict[str, Solver] = {
         title="GLPK",
         kinds=("lp", "milp"),
         duals=True,
-        bound=True,
+        bound=False,
         interface="glpk",
         direct=False,
         install="apt install glpk-utils",

@@ -20,6 +20,7 @@ from scipy import sparse
 from models.ir import Node
 from models.losses import Absolute, CrossEntropy, Hinge, Huber, Logistic, Squared
 from models.ops import Interval, Tanh
+from solvers.discovery import find
 from solvers.errors import ProgramSizeError, SolverFailureError, SolverMissingError, UnsupportedWindowError
 from solvers.ibp import Plan, nominal_run
 from solvers.options import Options
@@ -456,7 +457,7 @@ def test_a_tolerance_that_the_solver_cannot_reach_is_an_error():
 
 def test_models_losses_and_solvers_without_a_formulation_are_refused():
     with pytest.raises(UnsupportedWindowError, match="one affine layer with one output"):
-        lp(window(mlp((1, 2, 1)), [[1.0]], [[1.0]], [[0]], (1,)), Options())
+        lp(window(mlp((1, 2, 1), Tanh), [[1.0]], [[1.0]], [[0]], (1,)), Options())
     tied = mlp((1, 1))
     nodes = (replace(n, op=replace(n.op, name="w0")) if n.name == "b0" else n for n in tied.nodes)
     tied = replace(tied, nodes=tuple(nodes))
@@ -469,6 +470,9 @@ def test_models_losses_and_solvers_without_a_formulation_are_refused():
         lp(made, Options(solver="nonesuch"))
     with pytest.raises(SolverMissingError, match="no dual values"):
         lp(made, Options(solver="scip"))
+    if find("cbc"):
+        with pytest.raises(SolverMissingError, match="no dual bound of a MILP; use one of: highs, scip, gurobi"):
+            milp(made, Options(solver="cbc"))
 
 
 def test_programs_that_are_hopeless_are_refused_with_their_size_unless_forced():

@@ -1,4 +1,4 @@
-"""The backends ``lp`` and ``milp``: boxes from programs, intersected with budget-coupled interval bounds.
+"""The backends ``lp``, ``milp`` and ``miqcp``: boxes from programs, intersected with budget-coupled interval bounds.
 
 Guarantees:
   * the radius-0 box is the nominal run, bit for bit;
@@ -6,7 +6,7 @@ Guarantees:
   * (M) boxes nest: radius k on a data set lies inside radius k + 1 on each of its neighbours;
   * results do not depend on the number of threads.
 
-(S) of ``lp`` is proven from the dual solution alone; (S) of ``milp`` and (M) of both trust that the solver's answer is
+(S) of ``lp`` is proven from the dual solution alone; (S) of the others and (M) of all trust that the solver's answer is
 within the tolerance ``tau`` of the optimum, which is checked against its own point (`solvers.programs.bounds`).
 """
 
@@ -20,14 +20,17 @@ from functools import partial
 import numpy as np
 
 from models.ops import Interval
-from solvers.discovery import SOLVERS
+from solvers.discovery import SOLVERS, require_solver
 from solvers.gradients import FixedPoint
 from solvers.ibp import ibp
 from solvers.options import Options
+from solvers.programs import margin, relu
 from solvers.programs.bounds import extremes
-from solvers.programs.margin import Blocks, Head, blocks, corners, formulate, unit_of
+from solvers.programs.margin import Blocks, Head, blocks, corners
 from solvers.programs.model import solver
+from solvers.programs.relu import Network, model_of
 from solvers.programs.size import check_size
+from solvers.programs.steps import WindowProgram, unit_of
 from solvers.window import Boxes, Window
 
 #: Default tolerance in units of what one record can do in one step: far above a solver's, far below a width.
@@ -39,27 +42,36 @@ def tolerance(window: Window, options: Options) -> float:
     return _TAU * unit_of(window) if options.tau is None else options.tau
 
 
-def _radius(window: Window, head: Head, coupled: Boxes, integer: bool, options: Options, j: int):
-    """One radius after the window's last step, all earlier ones known: the box, and ``margins`` ``(2, slots)``."""
-    radius = window.radii[j]
+def _radius(window: Window, model: Head | Network, coupled: Boxes, kind: str, options: Options, j: int):
+    """One radius after the window's last step, all earlier ones known: its box, and `_linear`'s ends or None."""
+    radius, tau = window.radii[j], tolerance(window, options)
     boxes = [Interval(b.lower[j], b.upper[j]) for b in (*window.known, coupled)]
+    if isinstance(model, Network):
+        made, newest = relu.formulate(window, model, radius, boxes, kind), None
+    else:
+        made, newest = _linear(window, model, boxes, kind, options, j)
+    costs = np.zeros((made.theta.shape[1], made.program.shape[1]))
+    costs[np.arange(len(costs)), made.theta[-1]] = 1.0
+    lower, upper = extremes(solver(options.solver, made.program, tau / made.unit / 4.0), costs, tau / made.unit)
+    # The ladder of property (M): every bound is within tau of the optimum of a program that nests.
+    return Interval(lower * made.unit - radius * tau, upper * made.unit + radius * tau), newest
+
+
+def _linear(
+    window: Window, head: Head, boxes: list[Interval], kind: str, options: Options, j: int
+) -> tuple[WindowProgram, np.ndarray]:
+    """The program of a linear model, and the ends of the arguments of its last step ``(2, slots)``."""
+    radius = window.radii[j]
     margins = [None if b.margins is None else b.margins[j] for b in window.known[1:]]
     batches = [
         blocks(window, head, step.batch, box, 2.0 * radius, ends)
         for step, box, ends in zip(window.steps, boxes, [*margins, None], strict=False)
     ]
-    tau = tolerance(window, options)
     if len(window.steps) > 1:
-        batches[-1] = _tightened(window, head, radius, boxes[:-1], batches, tau, options)
-    made = formulate(window, head, radius, boxes, batches, integer)
-    costs = np.zeros((made.theta.shape[1], made.program.shape[1]))
-    costs[np.arange(len(costs)), made.theta[-1]] = 1.0
-    lower, upper = extremes(solver(options.solver, made.program, tau / made.unit / 4.0), costs, tau / made.unit)
-    # The ladder of property (M): every bound is within tau of the optimum of a program that nests.
-    box = Interval(lower * made.unit - radius * tau, upper * made.unit + radius * tau)
+        batches[-1] = _tightened(window, head, radius, boxes[:-1], batches, tolerance(window, options), options)
     newest = np.full((2, window.records.slots), np.nan)
     newest[:, batches[-1].slots] = batches[-1].box
-    return box, newest
+    return margin.formulate(window, head, radius, boxes, batches, kind != "lp"), newest
 
 
 def _tightened(
@@ -72,7 +84,7 @@ def _tightened(
     if not len(uncertain):
         return records
     before = replace(window, steps=window.steps[:-1], known=window.known[:-1])
-    made = formulate(before, head, radius, boxes, batches[:-1], False)
+    made = margin.formulate(before, head, radius, boxes, batches[:-1], False)
     sign = records.sign[uncertain]
     inputs = (sign * head.inputs[:, records.slots[uncertain]]).T
     scale = 2.0 ** np.ceil(np.log2(np.abs(inputs).sum(axis=1)))  # private, but the same on a neighbour
@@ -89,20 +101,24 @@ def _tightened(
     return replace(records, box=box)
 
 
-def _bound(window: Window, options: Options, integer: bool) -> list[Boxes]:
-    check_size(window, integer, options.force)
-    head, known = Head.of(window), list(window.known)
+def _bound(window: Window, options: Options, kind: str) -> list[Boxes]:
+    model, known = model_of(window), list(window.known)
+    if kind == "miqcp" and isinstance(model, Network):
+        require_solver(options.solver, kind)
+    check_size(window, kind != "lp", options.force)
     wide = [j for j, radius in enumerate(window.radii) if radius > 0]
     for t in window.fresh:
         part = replace(window, steps=window.steps[: t + 1], known=tuple(known))
         coupled = ibp(part, options.threads)[-1]
-        one = partial(_radius, part, head, coupled, integer, options)
+        one = partial(_radius, part, model, coupled, kind, options)
         lower, upper = coupled.lower.copy(), coupled.upper.copy()
         margins = np.full((len(window.radii), 2, window.records.slots), np.nan)
         for j, (box, newest) in zip(wide, _map(one, wide, options.threads), strict=True):
             lower[j], upper[j] = np.maximum(lower[j], box.lower), np.minimum(upper[j], box.upper)
-            margins[j] = newest
-        known.append(Boxes(coupled.nominal, lower, upper, margins=margins))
+            if newest is not None:
+                margins[j] = newest
+        kept = margins if isinstance(model, Head) else None
+        known.append(Boxes(coupled.nominal, lower, upper, margins=kept))
     return known[len(window.known) :]
 
 
@@ -120,9 +136,14 @@ def lp(window: Window, options: Options) -> list[Boxes]:
 
     Raises UnsupportedWindowError, ProgramSizeError, SolverMissingError, SolverFailureError.
     """
-    return _bound(window, options, False)
+    return _bound(window, options, "lp")
 
 
 def milp(window: Window, options: Options) -> list[Boxes]:
     """Boxes after each of the window's fresh steps from mixed-integer programs; raises as `lp`."""
-    return _bound(window, options, True)
+    return _bound(window, options, "milp")
+
+
+def miqcp(window: Window, options: Options) -> list[Boxes]:
+    """`milp` with the exact products of a ReLU network's parameters and values; the same for linear models."""
+    return _bound(window, options, "miqcp")

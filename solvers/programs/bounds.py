@@ -25,7 +25,7 @@ def extremes(kept: Solver, costs: np.ndarray, tau: float) -> tuple[np.ndarray, n
 def least(kept: Solver, cost: np.ndarray, tau: float) -> float:
     """A bound from below of ``cost @ x`` over the solver's program.
 
-    Of a linear program it is proven whatever the solver did; of a mixed-integer one it is the solver's own bound, less
+    Of a linear program it is proven whatever the solver did; of another it is the solver's own bound, less
     ``tau / 8``.  It is within ``tau`` of the optimum if the solver's point is what it should be: the value there may
     not exceed the bound by more than ``tau / 2``, the violations weighted with their multipliers included.
     Raises SolverFailureError, with the program in a file.
@@ -35,7 +35,7 @@ def least(kept: Solver, cost: np.ndarray, tau: float) -> float:
         answer = kept.minimise(cost)
     except SolverFailureError as error:
         raise _failure(kept, str(error)) from error
-    if program.integer.any():
+    if program.kind != "lp":
         bound, slack = answer.bound - tau / 8.0, 0.0
         if program.residual(answer.x) > _RESIDUAL:
             raise _failure(kept, f"its point violates the program by {program.residual(answer.x):.1e}")

@@ -1,17 +1,14 @@
 """Windows of linear models as programs: the steps, the attack, and every record's clipped gradient.
 
-Columns, for one radius ``k``: the parameters before and after every step, within their boxes; ``a_i`` in [0, 1] of each
-slot (1: its record is another one), the same in all steps in which the slot occurs, with ``sum a <= k``; per step the
-number ``A`` of replaced records in the batch and the sum of their gradients ``clip (q_j - A)``, ``0 <= q_j <= 2 A``
-(one vector for all of them: each contributes anything within the clip); and per record whose clipped gradient is not
-constant over the box weights ``mu`` of its vertices (`solvers.programs.pieces`).  Rows:
+Beside the columns of `solvers.programs.steps`: per record whose clipped gradient is not constant over the box weights
+``mu`` of its vertices (`solvers.programs.pieces`).  Rows:
 
     sum mu = 1 - a,      -e + v_l a <= argument(theta) - sum v mu <= e + v_u a
-    theta' = c theta - h (sum mu values + sum over constant records (1 - a) values + clip (q - A))      up to a band
 
-The argument rows say that the weighted vertices lie at the argument where the record is not replaced, and anywhere in
-its interval where it is.  ``e`` and the band cover what the trainer's arithmetic does to the real numbers above, and
-the program's own coefficients; both are ``2k`` times a bound of the error that grows with the boxes.
+and the record contributes ``sum mu values`` to the rows of the step.  The argument rows say that the weighted vertices
+lie at the argument where the record is not replaced, and anywhere in its interval where it is.  ``e`` and the band of
+the step cover what the trainer's arithmetic does to the real numbers above, and the program's own coefficients; both
+are ``2k`` times a bound of the error that grows with the boxes.
 
 Property (M): let a point of this program be given, and a neighbour that differs in slot ``j``.  The same parameters and
 weights with ``a_j = 1`` and slot ``j``'s contribution moved into ``q`` are a point of the neighbour's program of radius
@@ -26,17 +23,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.losses import Absolute, Hinge, Huber, Logistic, Squared
 from models.ops import Affine, Parameter
 from models.ops.base import ABSOLUTE, RELATIVE, Interval
-from solvers.errors import UnsupportedWindowError
 from solvers.gradients import FixedPoint
 from solvers.ibp import Plan
 from solvers.programs import pieces
-from solvers.programs.program import Assembly, Program
+from solvers.programs.steps import LOSSES, Steps, WindowProgram, firsts, snapped, unsupported, without
 from solvers.window import Window
-
-_LOSSES = (Squared, Huber, Absolute, Hinge, Logistic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +48,8 @@ class Head:
         leaves = [graph.nodes[i].op for i in node.inputs[1:]]
         plain = all(isinstance(op, Parameter) for op in leaves) and len({op.name for op in leaves}) == len(leaves)
         linear = isinstance(node.op, Affine) and node.op.rows == node.op.positions == 1
-        if not (linear and plain and type(loss) in _LOSSES) or plan.active[node.inputs[0]]:
-            raise UnsupportedWindowError(
-                "backend: programs take one affine layer with one output on the input and one of the losses "
-                f"{', '.join(known.name for known in _LOSSES)}; this model ends in {node.op.title}, with the "
-                f"{loss.name} loss; use the backend ibp"
-            )
+        if not (linear and plain and type(loss) in LOSSES) or plan.active[node.inputs[0]]:
+            raise unsupported(window, f"this model ends in {node.op.title}, with the {loss.name} loss")
         start = graph.initial()
         with np.errstate(all="ignore"):
             features = plan.forward(window.records.features, plan.shared(start))[node.inputs[0]]
@@ -74,7 +63,7 @@ class Head:
             elif len(rows) == 1:
                 offset = float(frozen[leaf.name][0, 0])
             else:
-                raise UnsupportedWindowError("backend: programs need the affine layer's weight to be trainable")
+                raise unsupported(window, "the weight of this one is frozen")
         return cls(plan, inputs, offset)
 
     def predictions(self, window: Window, slots: np.ndarray, box: Interval, ladder: float) -> Interval:
@@ -132,27 +121,7 @@ def corners(window: Window, head: Head, records: Blocks, grid: FixedPoint) -> tu
     tame = ~records.wild
     slots, box = records.slots[tame], Interval(records.box.lower[tame], records.box.upper[tame])
     found = pieces.vertices(window.loss, box, window.records.targets[0, slots], head.inputs[:, slots], window.clip)
-    found = found._replace(values=np.rint(found.values * grid.scale))
-    if not len(slots):
-        return found, np.zeros(0, bool)
-    start = np.flatnonzero(np.diff(found.record, prepend=-1))
-    same = (found.values == found.values[:, start][:, found.record]).all(axis=0)
-    return found, np.logical_and.reduceat(same, start)
-
-
-@dataclass(frozen=True, eq=False)
-class WindowProgram:
-    """A program with its columns: ``theta`` ``(F + 1, P)`` indices, in units of ``unit`` (a power of two)."""
-
-    program: Program
-    theta: np.ndarray
-    unit: float
-
-
-def unit_of(window: Window) -> float:
-    """The program's unit of length, public: a power of two near what one record can do in one step."""
-    rate = max(step.learning_rate for step in window.steps) or 1.0
-    return 2.0 ** math.floor(math.log2(rate / window.normaliser * window.clip))
+    return snapped(found, grid, len(slots))
 
 
 def formulate(
@@ -162,83 +131,28 @@ def formulate(
 
     ``boxes``: of the parameters before each step and after the last.  ``batches``: each step's records over its box.
     """
-    unit, size, ladder = unit_of(window), head.plan.size, 2.0 * radius
-    out = Assembly()
-    lower, upper = (np.stack([box[end] for box in boxes]) / unit for end in (0, 1))
-    theta = out.columns("theta", lower, upper)
-    slots = np.unique(np.concatenate([s.batch for s in window.steps]))
-    replaced = out.columns("replaced", np.zeros(len(slots)), np.ones(len(slots)), integer)
-    out.entries(out.rows([-np.inf], [float(radius)]), replaced, 1.0)
-
+    steps = Steps(window, radius, boxes, integer)
     for t, (step, records) in enumerate(zip(window.steps, batches, strict=True)):
-        batch = replaced[np.searchsorted(slots, step.batch)]
-        grid = FixedPoint.make(window.clip, max(1, len(batch)))
-        most = float(min(radius, len(batch)))
-        wild = int(records.wild.sum())
-        count = out.columns(f"count {t}", np.zeros(1), np.full(1, most))
-        attack = out.columns(f"attack {t}", np.zeros(size), np.full(size, 2.0 * (most + wild)))
-        row = out.rows([0.0], [0.0])
-        out.entries(row, count, 1.0)
-        out.entries(row, batch, -1.0)
-        row = out.rows(np.full(size, -np.inf), np.full(size, 2.0 * wild))
-        out.entries(row, attack, 1.0)
-        out.entries(row, count, -2.0)
-
-        # theta' - c theta + h (gradients) = 0, gradients in clips and theta in units.
-        rate = step.learning_rate / window.normaliser
-        step_size = rate / unit * window.clip
-        magnitude = np.maximum(boxes[t].magnitude, boxes[t + 1].magnitude)
-        band = len(batch) * (pieces.error(window.loss, grid) + 8.0 * RELATIVE) * step_size
-        band = ladder * (band + (8.0 * RELATIVE * magnitude + ABSOLUTE) / unit)
-
+        grid = FixedPoint.make(window.clip, max(1, len(step.batch)))
         found, constant = corners(window, head, records, grid)
         tame = ~records.wild
-        own = batch[np.flatnonzero(np.isin(step.batch, records.slots))][tame]
-        inputs = head.inputs[:, records.slots[tame]]
-        to_clips = 1.0 / (grid.scale * window.clip)
-        first = found.values[:, np.flatnonzero(np.diff(found.record, prepend=-1))][:, constant]
-        total = first.astype(np.int64).sum(axis=1).astype(float) * to_clips
-
-        fixed = step_size * (wild - total)
-        dynamics = out.rows(fixed - band, fixed + band)
-        out.entries(dynamics, theta[t + 1], 1.0)
-        out.entries(dynamics, theta[t], -window.contraction)
-        out.entries(dynamics, attack, step_size)
-        out.entries(dynamics, count, -step_size)
-        out.entries(dynamics[:, None], own[constant], -step_size * to_clips * first)
-
+        slots = records.slots[tame]
+        same = np.where(constant, found.values[:, firsts(found)], 0.0)
+        advance = steps.advance(t, grid, slots, same, int(records.wild.sum()))
         if constant.all():
             continue
-        kept, number = ~constant[found.record], np.cumsum(~constant) - 1
-        record, piece = number[found.record[kept]], np.unique(found.piece[kept], return_inverse=True)[1]
-        argument, values = found.argument[kept], to_clips * found.values[:, kept]
-        own, inputs = own[~constant], inputs[:, ~constant]
+        slots, own = slots[~constant], steps.replaced(slots[~constant])
         varying = [part[tame][~constant] for part in (*records.box, records.sign, records.shift, records.error)]
         low, high, sign, shift, error = varying
-        if not integer:  # neighbouring pieces share vertices
-            columns = np.vstack([record, argument, values])
-            same = np.append(False, (columns[:, 1:] == columns[:, :-1]).all(axis=0))
-            record, argument, values = record[~same], argument[~same], values[:, ~same]
-        weights = out.columns(f"weights {t}", np.zeros(len(record)), np.ones(len(record)))
-        out.entries(dynamics[:, None], weights, step_size * values)
-        if integer:
-            chosen = out.columns(f"pieces {t}", np.zeros(piece[-1] + 1), np.ones(piece[-1] + 1), True)
-            row = out.rows(np.zeros(len(chosen)), np.zeros(len(chosen)))
-            out.entries(row[piece], weights, 1.0)
-            out.entries(row, chosen, -1.0)
-            owner = record[np.flatnonzero(np.diff(piece, prepend=-1))]
-            row = out.rows(np.ones(len(own)), np.ones(len(own)))
-            out.entries(row[owner], chosen, 1.0)
-        else:
-            row = out.rows(np.ones(len(own)), np.ones(len(own)))
-            out.entries(row[record], weights, 1.0)
-        out.entries(row, own, 1.0)
+        mix = steps.mixture(f"weights {t}", without(found, constant), own)
+        out = steps.out
+        out.entries(advance.rows[:, None], mix.weights, advance.size / (grid.scale * window.clip) * mix.values)
         # argument = sign (inputs' theta + offset) - shift
         constants = sign * head.offset - shift
-        for end, ends in ((low, (np.full(len(own), -np.inf), (constants + error) / unit)),
-                          (high, ((constants - error) / unit, np.full(len(own), np.inf)))):
+        for end, ends in ((low, (-np.inf, (constants + error) / steps.unit)),
+                          (high, ((constants - error) / steps.unit, np.inf))):
             row = out.rows(*ends)
-            out.entries(row[record], weights, argument / unit)
-            out.entries(row[:, None], theta[t], -(sign * inputs).T)
-            out.entries(row, own, end / unit)
-    return WindowProgram(out.program(), theta, unit)
+            out.entries(row[mix.record], mix.weights, mix.argument / steps.unit)
+            out.entries(row[:, None], steps.theta[t], -(sign * head.inputs[:, slots]).T)
+            out.entries(row, own, end / steps.unit)
+    return steps.program()

@@ -21,14 +21,14 @@ _FEASIBILITY = 1e-8
 #: Larger numbers have no digits left beside the unit of a program; from 1e20 on they are infinite to most solvers.
 _LARGEST = 1e15
 _DIRECT_OPTIONS = {"scip": {"numerics/feastol": _FEASIBILITY}, "gurobi": {"FeasibilityTol": 1e-9, "IntFeasTol": 1e-9}}
-_EXECUTABLE_OPTIONS = {"cbc": {"ratio": 0.0, "allow": 0.0, "primalT": 1e-9, "dualT": 1e-9}, "glpk": {"mipgap": 0.0}}
+_EXECUTABLE_OPTIONS = {"cbc": {"primalT": 1e-9, "dualT": 1e-9}, "glpk": {}}
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
     """What a solver says about one objective, none of it proven.
 
-    ``x`` ``(N,)``: its point.  ``bound``: its lower bound of a mixed-integer program.  ``dual`` ``(M,)``: its
+    ``x`` ``(N,)``: its point.  ``bound``: its lower bound of a program that is not linear.  ``dual`` ``(M,)``: its
     multipliers of the rows of a linear one.
     """
 
@@ -53,10 +53,14 @@ def build(program: Program) -> pyo.ConcreteModel:
     ends = [
         [None if np.isinf(end) else end for end in side.tolist()] for side in (program.row_lower, program.row_upper)
     ]
+    terms = {}
+    for i, j, k, value in zip(*(part.tolist() for part in program.products), strict=True):
+        terms[i] = terms.get(i, 0.0) + value * x[j] * x[k]
     model.rows = pyo.Constraint(pyo.Any)
     for i in range(rows):
         part = slice(start[i], start[i + 1])
         body = LinearExpression(linear_coefs=values[part], linear_vars=[x[j] for j in places[part]])
+        body = body + terms[i] if i in terms else body
         low, high = ends[0][i], ends[1][i]
         model.rows[i] = (low, body, high) if low != high else body == low
     model.objective = pyo.Objective(expr=0.0)
@@ -102,6 +106,9 @@ class _Direct(Solver):
         config.raise_exception_on_nonoptimal_result = False
         config.rel_gap, config.abs_gap = 0.0, gap
         config.solver_options.update(_tolerances(name, program))
+        # Another algorithm where one does not finish: the bound is held to the same tolerance.
+        interior = name == "highs" and program.kind == "lp" and program.shape[0] > _SIMPLEX_ROWS
+        self.attempts = ({"solver": "ipm", "run_crossover": "off"}, {"solver": "simplex"}) if interior else ({},)
         self.told = name == "highs"  # of a new objective, instead of looking for all that may have changed
         if self.told:
             for check in config.auto_updates:
@@ -111,12 +118,16 @@ class _Direct(Solver):
     def _minimise(self) -> Answer:
         if self.told:
             self.solver.set_objective(self.model.objective)
-        results = self.solver.solve(self.model)
-        if results.termination_condition != TerminationCondition.convergenceCriteriaSatisfied:
+        for attempt in self.attempts:
+            self.solver.config.solver_options.update(attempt)
+            results = self.solver.solve(self.model)
+            if results.termination_condition == TerminationCondition.convergenceCriteriaSatisfied:
+                break
+        else:
             raise SolverFailureError(f"it ended with {results.termination_condition.name}")
         loader = results.solution_loader
         x = self._point(loader.get_vars().items())
-        if self.program.integer.any():
+        if self.program.kind != "lp":
             return Answer(x, bound=results.objective_bound)
         duals = loader.get_duals()
         return Answer(x, dual=np.array([duals[row] for row in self.model.rows.values()]))
@@ -129,13 +140,11 @@ def _tolerances(name: str, program: Program) -> dict[str, object]:
     options: dict[str, object] = {f"{side}_feasibility_tolerance": _FEASIBILITY for side in ("primal", "dual")}
     if program.integer.any():
         return options | {"mip_feasibility_tolerance": _FEASIBILITY}
-    if program.shape[0] <= _SIMPLEX_ROWS:
-        return options | {"simplex_strategy": 4}
-    return options | {"solver": "ipm", "run_crossover": "off"}
+    return options | {"simplex_strategy": 4}
 
 
 class _Executable(Solver):
-    """Through files and a program, which starts afresh for every objective."""
+    """Through files and a program, which starts afresh for every objective; linear programs only."""
 
     def __init__(self, name: str, program: Program, path: str):
         super().__init__(name, program)
@@ -148,23 +157,19 @@ class _Executable(Solver):
         if results.solver.termination_condition != pyo.TerminationCondition.optimal:
             raise SolverFailureError(f"it ended with {results.solver.termination_condition}")
         x = self._point((v, v.value) for v in self.model.x.values() if v.value is not None)
-        if self.program.integer.any():
-            if results.problem.lower_bound is None:
-                raise SolverFailureError("it gave no dual bound")
-            return Answer(x, bound=float(results.problem.lower_bound))
         return Answer(x, dual=np.array([self.model.dual.get(row, 0.0) for row in self.model.rows.values()]))
 
 
 def solver(name: str, program: Program, gap: float) -> Solver:
-    """The solver of this name, holding the program; mixed-integer programs are solved to the absolute ``gap``.
+    """The solver of this name, holding the program; all but linear ones are solved to the absolute ``gap``.
 
     Raises SolverMissingError for a solver that is not installed or cannot give a bound of such a program.
     """
-    kind = "milp" if program.integer.any() else "lp"
+    kind = program.kind
     found = require_solver(name, kind)
-    if not (SOLVERS[name].bound if kind == "milp" else SOLVERS[name].duals):
-        able = [s.name for s in SOLVERS.values() if kind in s.kinds and (s.bound if kind == "milp" else s.duals)]
-        wanted = "a dual bound" if kind == "milp" else "dual values"
+    if not (SOLVERS[name].duals if kind == "lp" else SOLVERS[name].bound):
+        able = [s.name for s in SOLVERS.values() if kind in s.kinds and (s.duals if kind == "lp" else s.bound)]
+        wanted = "dual values" if kind == "lp" else "dual bound"
         raise SolverMissingError(f"solver: {name} gives no {wanted} of a {kind.upper()}; use one of: {', '.join(able)}")
     ends = np.concatenate([program.row_lower, program.row_upper, program.lower, program.upper])
     largest = np.abs(ends[np.isfinite(ends)]).max(initial=0.0)

@@ -53,8 +53,8 @@ class Arguments(NamedTuple):
 def error(loss: Loss, grid: FixedPoint) -> float:
     """A bound, in clips, of twice the error of a record's contribution.
 
-    The trainer's products and rounding to the grid, vertices and knots that are rounded; the logistic loss adds the
-    library's exponential, times the input.
+    The trainer's products and rounding to the grid, vertices and knots that are rounded, two units of the grid for what
+    is taken for constant; the logistic loss adds the library's exponential, times the input.
     """
     return 8.0 / (grid.scale * grid.clip) + (2.0**-24 if isinstance(loss, Logistic) else 0.0)
 

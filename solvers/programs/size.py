@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from models.losses import Logistic
 from solvers.errors import ProgramSizeError
-from solvers.ibp import Plan
+from solvers.programs.relu import Network, model_of
 from solvers.window import Window
 
 #: Vertices of a record whose gradient is not constant: what is typical, not the most there can be.
@@ -36,18 +36,35 @@ class Size:
 
 
 def estimate_size(window: Window, integer: bool = False) -> Size:
-    """The size of the program of the whole window."""
-    size = Plan(window.graph).size
-    records = sum(len(s.batch) for s in window.steps)
+    """The size of the program of the whole window; raises UnsupportedWindowError for a model without a formulation."""
+    model = model_of(window)
+    size = model.plan.size
     vertices = _CURVED_VERTICES if isinstance(window.loss, Logistic) else _VERTICES
-    rows = len(window.steps) * (2 * size + 1) + 3 * records
-    columns = len(window.steps) * (2 * size + 1) + records * (vertices + 1)
-    entries = records * (vertices * (size + 3) + 3 * size)
+    if isinstance(model, Network):
+        rows, columns, entries, margins = *_network_record(model, vertices), 0
+    else:
+        rows, columns, entries = 3, vertices + 1, vertices * (size + 3) + 3 * size
+        margins = 2 * len(window.steps[-1].batch) if len(window.steps) > 1 else 0
+    steps, records = len(window.steps), sum(len(s.batch) for s in window.steps)
+    rows, columns = steps * (2 * size + 1) + records * rows, steps * (2 * size + 1) + records * columns
+    entries *= records
     seconds = min(_SIMPLEX_SECONDS * rows, _INTERIOR_SECONDS) * entries
     if integer:
-        seconds *= 10.0 * 2.0 ** min(len(window.steps), 60)
-    margins = 2 * len(window.steps[-1].batch) if len(window.steps) > 1 else 0
+        seconds *= 10.0 * 2.0 ** min(steps, 60)
     return Size(rows, columns, 2 * size + margins, seconds)
+
+
+def _network_record(model: Network, loss_vertices: int) -> tuple[int, int, int]:
+    """Rows, columns and entries of one record's passes through a network in one step."""
+    first, *behind = model.layers
+    units = sum(layer.cols for layer in behind)  # hidden ones
+    products = 3 * sum(layer.rows * layer.cols for layer in behind)  # forward, backward, gradients
+    biases = sum(len(layer.biases) for layer in behind)
+    arguments = first.rows + products // 3 + biases
+    rows = 4 * products + 7 * units + 3 * arguments + 3
+    columns = products + 3 * units + _VERTICES * arguments + loss_vertices + 1
+    entries = 12 * products + 2 * first.weights.size + 16 * units + _VERTICES * (4 * arguments + first.weights.size)
+    return rows, columns, entries
 
 
 def check_size(window: Window, integer: bool, force: bool) -> None:
