@@ -41,11 +41,11 @@ from solvers.window import Step, Window
 
 #: Outputs up to this size cannot change whether a record's gradient overflows (that takes a target near 2^970, beside
 #: which they vanish): such a record contributes nothing, whatever the parameters.
-_LARGEST_OUTPUT = 2.0**500
+LARGEST_OUTPUT = 2.0**500
 #: Largest number of terms kept for all radii: the ``k`` largest of every entry, at both ends (4 GiB).
 _MOST_TERMS = 1 << 28
 #: At least the scale of any grid of gradients whose clip is not absurd.
-_LARGEST_SCALE = 2.0**200
+LARGEST_SCALE = 2.0**200
 
 
 @singledispatch
@@ -66,7 +66,7 @@ def _(loss: Squared, z, targets, ladder):
 @second_derivative.register
 def _(loss: Huber, z, targets, ladder):
     residual = rounded(z.lower - targets, z.upper - targets, ladder)
-    return _clarke(residual, loss.delta)
+    return clarke(residual, loss.delta)
 
 
 @second_derivative.register
@@ -76,10 +76,10 @@ def _(loss: Logistic, z, targets, ladder):
 
 
 #: Largest second derivative, and absolute rounding error of the first.
-_LARGEST = {"squared": (2.0, 0.0), "huber": (1.0, 0.0), "logistic": (0.25, 2.0 * LIBRARY)}
+LARGEST = {"squared": (2.0, 0.0), "huber": (1.0, 0.0), "logistic": (0.25, 2.0 * LIBRARY)}
 
 
-def _clarke(values: Interval, limit: float) -> Interval:
+def clarke(values: Interval, limit: float) -> Interval:
     """Derivative of the clip to ``[-limit, limit]`` over a box; wider boxes give wider results, exactly."""
     inside = (values.lower >= -limit) & (values.upper <= limit)
     outside = (values.lower > limit) | (values.upper < -limit)
@@ -120,16 +120,10 @@ class Head:
         """Raises UnsupportedWindowError with the reason where the window's model or loss has no such form."""
         plan = Plan(window.graph)
         source, blocks = structure(plan)
-        batch = max((len(one.batch) for one in window.steps), default=0)
-        terms = plan.size**2 * sum(min(k, batch) for k in window.radii)
-        if terms > _MOST_TERMS:
-            raise UnsupportedWindowError(
-                f"radii: {plan.size} parameters and radii up to {window.radii[-1]} need {terms:.2g} terms of "
-                f"Jacobians, more than {_MOST_TERMS:.2g}; take fewer radii, train fewer parameters, or use ibp"
-            )
+        check_size(window, plan)
         second_derivative(window.loss, Interval(np.zeros((1, 0)), np.zeros((1, 0))), np.zeros((1, 0)), 0.0)
-        low, high = _feature_ends(window, plan, source)
-        largest, error = _LARGEST[window.loss.name]
+        low, high = feature_ends(window, plan, source)
+        largest, error = LARGEST[window.loss.name]
         size, (least, greatest) = np.ones(plan.size), np.zeros((2, plan.size, plan.size))
         separate = np.ones((plan.size, plan.size), bool)
         for block in blocks:
@@ -152,41 +146,18 @@ class Head:
     def rounding(self, window: Window, one: Step, box: Interval) -> np.ndarray:
         """Bound ``(P,)`` of how far the trainer's computed step is from the exact one, anywhere in a box.
 
-        Grows with the box.  Twice the sum of the errors: of the outputs, the loss's derivative, products, rounding
-        to the grid of gradients, and the update.
+        Grows with the box; in the gradient it counts the errors of the outputs and of the loss's derivative.
         """
-        scale = FixedPoint.make(window.clip, max(1, len(one.batch))).scale
         output = 2.0 * (len(self.size) + 4) * RELATIVE * self.output_size(box)
         slope = np.zeros(len(self.size))
         for block, error in zip(self.blocks, output, strict=True):
             slope[block.parameters] = self.largest * error + self.error
-        record = self.size * slope + 8.0 * RELATIVE * window.clip + 1.0 / scale
-        rate = one.learning_rate / window.normaliser
-        update = window.contraction * box.magnitude + rate * len(one.batch) * window.clip
-        return 2.0 * (rate * len(one.batch) * record + 4.0 * RELATIVE * update + ABSOLUTE)
-
-    def point_sums(self, window: Window, one: Step, theta: np.ndarray, grid: FixedPoint, keep: int) -> Sums:
-        """Sums of the known records' clipped gradients at a point, and the ``keep`` largest terms."""
-        sums, shared = Sums.zeros(len(self.size), keep), self.plan.shared(theta)
-        nothing = np.zeros(0, np.int64)
-        slots = window.records.filled(one.batch)
-        with np.errstate(all="ignore"):
-            for start in range(0, len(slots), self.plan.tile):
-                x, y = window.records.tile(slots[start : start + self.plan.tile])
-                z = self.plan.forward(x, shared)[self.plan.graph.output]
-                slope = window.loss.gradient(z, y) * grid.scale
-                slope[~np.isfinite(slope)] = 0.0
-                a = source_features(self.plan, self.source, x)
-                for o, block in enumerate(self.blocks):
-                    d = slope[o : o + 1]
-                    terms = np.ascontiguousarray(a[block.features])
-                    add_outer(Interval(d, d), Interval(terms, terms), grid, nothing, block.parameters, sums)
-        return sums
+        return step_rounding(window, one, box, self.size * slope)
 
     def curvature(self, window: Window, one: Step, box: Interval, radius: int) -> Curvature | None:
         """The Jacobians of a step's records over a box of this radius; None where outputs are out of all proportion."""
         size = len(one.batch)
-        if not self.output_size(box).max() <= _LARGEST_OUTPUT:
+        if not self.output_size(box).max() <= LARGEST_OUTPUT:
             return None
         grid = FixedPoint.make(1.0, max(1, size))
         sums = Sums.zeros(len(self.size) ** 2, min(radius, size))
@@ -216,7 +187,10 @@ class Head:
                     columns = np.ascontiguousarray(terms / size_here)
                     target = (block.parameters[:, None] * len(self.size) + block.parameters).ravel()
                     add_outer(rows, Interval(columns, columns), grid, nothing, target, sums)
-        return Curvature(self, sums, grid, size, len(slots))
+        # Two quanta more than a known record of the same entries can have.
+        public = Interval(np.floor(self.least * grid.unit) - 2.0, np.ceil(self.greatest * grid.unit) + 2.0)
+        weight = self.largest / grid.scale * np.multiply.outer(self.size, self.size)
+        return Curvature(sums, public, weight, size, len(slots))
 
 
 def _rows(slope: Interval, bend: Interval, a: np.ndarray, scaled: np.ndarray, clip: float, ladder: float) -> Interval:
@@ -225,10 +199,10 @@ def _rows(slope: Interval, bend: Interval, a: np.ndarray, scaled: np.ndarray, cl
     ``slope``, ``bend`` ``(n,)``: the loss's first and second derivative; ``scaled``: ``a`` in the units wanted.
     """
     ends = slope.lower * a, slope.upper * a
-    state = _clarke(rounded(np.minimum(*ends), np.maximum(*ends), ladder), clip)
+    state = clarke(rounded(np.minimum(*ends), np.maximum(*ends), ladder), clip)
     low, high = state.lower * bend.lower, state.upper * bend.upper
     rows = Interval(np.where(scaled >= 0.0, low, high) * scaled, np.where(scaled >= 0.0, high, low) * scaled)
-    left_out = ~np.isfinite(slope.lower * _LARGEST_SCALE) | ~np.isfinite(slope.upper * _LARGEST_SCALE)
+    left_out = ~np.isfinite(slope.lower * LARGEST_SCALE) | ~np.isfinite(slope.upper * LARGEST_SCALE)
     for end in rows:
         end[:, left_out] = 0.0
     return rows
@@ -236,11 +210,14 @@ def _rows(slope: Interval, bend: Interval, a: np.ndarray, scaled: np.ndarray, cl
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """Sums of a step's Jacobian entries over one box, before it is decided how many records differ; private."""
+    """Sums of a step's Jacobian entries over one box, before it is decided how many records differ; private.
 
-    head: Head
+    ``public`` ``(P, P)``: integer ends of a differing record's entries; ``weight`` ``(P, P)``: what a unit stands for.
+    """
+
     sums: Sums
-    grid: FixedPoint
+    public: Interval
+    weight: np.ndarray
     batch: int
     filled: int
 
@@ -249,21 +226,28 @@ class Curvature:
 
         Of the batch at most ``replaced`` records are others, and at most ``left_out`` (0 or 1) do not count.
         """
-        head, unit, sums = self.head, float(self.grid.unit), self.sums
-        replaced = min(replaced, self.batch)
+        sums, shape, replaced = self.sums, self.weight.shape, min(replaced, self.batch)
         fall = _largest_gain(sums.top_lower, self.batch - self.filled, replaced, left_out)
         rise = _largest_gain(sums.top_upper, self.batch - self.filled, replaced, left_out)
-        # Two quanta more than a known record of the same entries can have.
-        least = (np.floor(head.least * unit) - 2.0).ravel().astype(np.int64)
-        greatest = (np.ceil(head.greatest * unit) + 2.0).ravel().astype(np.int64)
-        shape = (len(head.size), len(head.size))
+        least, greatest = (end.ravel().astype(np.int64) for end in self.public)
         low = (sums.lower - fall + replaced * least - self.batch).astype(np.float64).reshape(shape)
         high = (sums.upper + rise + replaced * greatest + self.batch).astype(np.float64).reshape(shape)
-        factor = one.learning_rate / window.normaliser * head.largest / self.grid.scale
-        weight = factor * np.multiply.outer(head.size, head.size)
+        weight = one.learning_rate / window.normaliser * self.weight
         stay = window.contraction * np.eye(shape[0])
         slack = 16.0 * RELATIVE * (stay + weight * np.maximum(np.abs(low), np.abs(high))) + ABSOLUTE
         return Interval(stay - weight * high - slack, stay - weight * low + slack)
+
+
+def step_rounding(window: Window, one: Step, box: Interval, gradient: np.ndarray) -> np.ndarray:
+    """Bound ``(P,)`` of how far a computed step is from the exact one, given that of a record's gradient.
+
+    Twice the sum of the errors: of the gradient, products, rounding to the grid of gradients, and the update.
+    """
+    scale = FixedPoint.make(window.clip, max(1, len(one.batch))).scale
+    record = gradient + 8.0 * RELATIVE * window.clip + 1.0 / scale
+    rate = one.learning_rate / window.normaliser
+    update = window.contraction * box.magnitude + rate * len(one.batch) * window.clip
+    return 2.0 * (rate * len(one.batch) * record + 4.0 * RELATIVE * update + ABSOLUTE)
 
 
 def _largest_gain(top: np.ndarray, empty: int, replaced: int, left_out: int) -> np.ndarray:
@@ -277,6 +261,26 @@ def _largest_gain(top: np.ndarray, empty: int, replaced: int, left_out: int) -> 
     return terms.astype(np.int64).sum(axis=1)
 
 
+def check_size(window: Window, plan: Plan) -> None:
+    """Raises UnsupportedWindowError for Jacobians that no machine would hold: a public rule."""
+    if plan.size > 1024:
+        raise UnsupportedWindowError(
+            f"model: {plan.size} trained parameters; Jacobians are kept for at most 1024, use the backend ibp"
+        )
+    batch = max((len(one.batch) for one in window.steps), default=0)
+    terms = plan.size**2 * sum(min(k, batch) for k in window.radii)
+    if terms > _MOST_TERMS:
+        raise UnsupportedWindowError(
+            f"radii: {plan.size} parameters and radii up to {window.radii[-1]} need {terms:.2g} terms of "
+            f"Jacobians, more than {_MOST_TERMS:.2g}; take fewer radii, train fewer parameters, or use ibp"
+        )
+
+
+def trains_last_layer_only(plan: Plan) -> bool:
+    """Is nothing trained before the model's last node?"""
+    return not any(plan.active[i] for i in plan.graph.nodes[plan.graph.output].inputs[:1])
+
+
 def structure(plan: Plan) -> tuple[int, tuple[_Block, ...]]:
     """The head's source node and blocks; raises UnsupportedWindowError."""
     graph = plan.graph
@@ -285,17 +289,13 @@ def structure(plan: Plan) -> tuple[int, tuple[_Block, ...]]:
         raise _not_a_head(f"the model ends in {node.op.title}")
     if plan.active[node.inputs[0]]:
         raise _not_a_head("it trains more than its last affine layer")
-    op, columns = node.op, [_entries(plan, i) for i in node.inputs[1:]]
+    op, columns = node.op, [entries(plan, i) for i in node.inputs[1:]]
     weight = columns[0].reshape(op.rows, op.cols)
     bias = columns[1] if len(columns) == 2 else np.full(op.rows, -1)
     table = np.column_stack([weight, bias])  # positions in theta, -1 for what is not trained
     trained = table[table >= 0]
     if len(np.unique(trained)) < len(trained) or len(trained) < plan.size:
         raise _not_a_head("a parameter is used twice, or elsewhere than in the last affine layer")
-    if plan.size > 1024:
-        raise UnsupportedWindowError(
-            f"model: {plan.size} trained parameters; Jacobians are kept for at most 1024, use the backend ibp"
-        )
     return node.inputs[0], tuple(_Block(row[row >= 0], np.flatnonzero(row >= 0)) for row in table)
 
 
@@ -306,7 +306,7 @@ def _not_a_head(found: str) -> UnsupportedWindowError:
     )
 
 
-def _entries(plan: Plan, position: int) -> np.ndarray:
+def entries(plan: Plan, position: int) -> np.ndarray:
     """Positions in theta of the entries of a weight or bias node, -1 where it is not trained."""
     node = plan.graph.nodes[position]
     if isinstance(node.op, Parameter) and node.op.name in plan.offsets:
@@ -314,7 +314,7 @@ def _entries(plan: Plan, position: int) -> np.ndarray:
     if not plan.active[position]:
         return np.full(plan.graph.sizes[position], -1)
     if isinstance(node.op, Gather) and node.op.is_permutation:
-        return _entries(plan, node.inputs[0])[node.op.index]
+        return entries(plan, node.inputs[0])[node.op.index]
     raise _not_a_head("the last layer's weights are computed from its parameters")
 
 
@@ -325,7 +325,7 @@ def source_features(plan: Plan, source: int, x: np.ndarray) -> np.ndarray:
     return np.concatenate([x, np.ones((1, x.shape[1]))])
 
 
-def _feature_ends(window: Window, plan: Plan, source: int) -> tuple[np.ndarray, np.ndarray]:
+def feature_ends(window: Window, plan: Plan, source: int) -> tuple[np.ndarray, np.ndarray]:
     """Public ends ``(A,)`` of what the head multiplies, the last entry one."""
     if window.feature_range is None:
         raise UnsupportedWindowError(

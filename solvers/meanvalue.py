@@ -25,8 +25,9 @@ import numpy as np
 
 from models.ops import Interval
 from models.ops.base import ABSOLUTE, RELATIVE
-from solvers.gradients import FixedPoint
-from solvers.ibp import _totals, ibp, step
+from solvers.gradients import FixedPoint, Sums, add_dense
+from solvers.hidden import Hidden, jacobians
+from solvers.ibp import Plan, _Outer, _total, _totals, ibp, record_gradients, step
 from solvers.jacobian import Curvature, Head
 from solvers.update import update_interval
 from solvers.window import Boxes, Step, Window
@@ -36,11 +37,11 @@ Further = Callable[[int, Boxes, Boxes, list[Curvature | None]], Boxes]
 
 
 def meanvalue(window: Window, threads: int = 1) -> list[Boxes]:
-    """Boxes after each of the window's fresh steps; raises UnsupportedWindowError where `Head.make` does."""
-    return tightened(window, Head.make(window), threads, lambda t, before, after, curvatures: after)
+    """Boxes after each of the window's fresh steps; raises UnsupportedWindowError where `jacobians` does."""
+    return tightened(window, jacobians(window), threads, lambda t, before, after, curvatures: after)
 
 
-def tightened(window: Window, head: Head, threads: int, further: Further) -> list[Boxes]:
+def tightened(window: Window, head: Head | Hidden, threads: int, further: Further) -> list[Boxes]:
     """Interval bounds, intersected at every step with mean-value bounds, and with what ``further`` makes of them."""
     limits, boxes, found = ibp(window, threads), window.known[-1], []
     with workers(threads) as pool:
@@ -62,7 +63,7 @@ def workers(threads: int):
     return nullcontext() if threads == 1 else ThreadPoolExecutor(threads)
 
 
-def curvatures_of(window: Window, head: Head, one: Step, boxes: Boxes, pool) -> list[Curvature | None]:
+def curvatures_of(window: Window, head: Head | Hidden, one: Step, boxes: Boxes, pool) -> list[Curvature | None]:
     """The Jacobians of a step over the box of each radius; None at radius 0 and where there is no bound."""
 
     def work(radius: int, lower: np.ndarray, upper: np.ndarray) -> Curvature | None:
@@ -76,7 +77,9 @@ def intersection(one: Boxes, other: Boxes) -> Boxes:
     return replace(one, lower=np.maximum(one.lower, other.lower), upper=np.minimum(one.upper, other.upper))
 
 
-def _mean_value(window: Window, head: Head, one: Step, boxes: Boxes, row: int, found: Curvature | None) -> Interval:
+def _mean_value(
+    window: Window, head: Head | Hidden, one: Step, boxes: Boxes, row: int, found: Curvature | None
+) -> Interval:
     """The mean-value bound of one step at one radius."""
     nothing = np.full(head.plan.size, np.inf)
     if found is None:
@@ -89,7 +92,8 @@ def _mean_value(window: Window, head: Head, one: Step, boxes: Boxes, row: int, f
     half = half + (8.0 * (radius + 1) * RELATIVE * box.magnitude + ABSOLUTE)
 
     grid = FixedPoint.make(window.clip, max(1, size))
-    sums = head.point_sums(window, one, middle, grid, min(radius, size) if window.adjacency == "replace-one" else 0)
+    keep = min(radius, size) if window.adjacency == "replace-one" else 0
+    sums = _point_sums(window, head.plan, one, middle, grid, keep)
     total = Interval(*_totals(window, sums, radius, size, len(window.records.filled(one.batch)), grid))
     centre = update_interval(
         window, Interval(middle, middle), total, one.learning_rate / window.normaliser / grid.scale
@@ -98,3 +102,17 @@ def _mean_value(window: Window, head: Head, one: Step, boxes: Boxes, row: int, f
     spread = spread * (1.0 + 4.0 * (radius + 1) * (len(half) + 8) * RELATIVE)
     spread = spread + (2 * radius + 1) * 2.0 * head.rounding(window, one, box)
     return Interval(centre.lower - spread, centre.upper + spread)
+
+
+def _point_sums(window: Window, plan: Plan, one: Step, theta: np.ndarray, grid: FixedPoint, keep: int) -> Sums:
+    """Sums of the known records' clipped gradients at a point, and the ``keep`` largest terms."""
+    sums, shared, nothing = Sums.zeros(plan.size, keep), plan.shared(theta), np.zeros(0, np.int64)
+    slots = window.records.filled(one.batch)
+    for start in range(0, len(slots), plan.tile):
+        x, y = window.records.tile(slots[start : start + plan.tile])
+        found, bad = record_gradients(plan, window, x, y, shared, None, grid.scale)
+        for name, parts in found.items():
+            terms = np.array(_total([p.dense(None) if isinstance(p, _Outer) else p for p in parts], None))
+            terms[:, bad] = 0.0
+            add_dense(Interval(terms, terms), grid, nothing, plan.offsets[name] + np.arange(len(terms)), sums)
+    return sums

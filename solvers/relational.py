@@ -30,8 +30,9 @@ from models.ir import Graph
 from models.ops import Interval
 from models.ops.affine import affine_interval
 from models.ops.base import RELATIVE
+from solvers.hidden import Hidden, jacobians, output_slopes
 from solvers.ibp import Plan
-from solvers.jacobian import Curvature, Head, source_features, structure, untrained
+from solvers.jacobian import Curvature, Head, source_features, structure, trains_last_layer_only, untrained
 from solvers.meanvalue import curvatures_of, intersection, tightened, workers
 from solvers.window import Boxes, Window
 
@@ -44,9 +45,9 @@ _MOST_PRODUCTS = 1 << 23
 def relational(window: Window, threads: int = 1) -> list[Boxes]:
     """Boxes with their certificates (`Boxes.difference`) after each of the window's fresh steps.
 
-    Raises UnsupportedWindowError where `Head.make` does.
+    Raises UnsupportedWindowError where `solvers.hidden.jacobians` does.
     """
-    head = Head.make(window)
+    head = jacobians(window)
     relation = Relation.after_known(window, head, threads)
 
     def chained(t: int, before: Boxes, after: Boxes, curvatures: list) -> Boxes:
@@ -58,7 +59,7 @@ def relational(window: Window, threads: int = 1) -> list[Boxes]:
 
 def certified(window: Window, found: Sequence[Boxes], threads: int = 1) -> list[Boxes]:
     """The boxes of any sound and monotone backend after the window's fresh steps, with certificates."""
-    head = Head.make(window)
+    head = jacobians(window)
     relation, before, result = Relation.after_known(window, head, threads), window.known[-1], []
     with workers(threads) as pool:
         for t, after in zip(window.fresh, found, strict=True):
@@ -76,7 +77,7 @@ class Relation:
     what it hands on is the largest over its classes.
     """
 
-    def __init__(self, window: Window, head: Head):
+    def __init__(self, window: Window, head: Head | Hidden):
         self.window, self.head = window, head
         self._inside = _occurrences(window)
         shape = (len(window.radii), self._inside.shape[1], head.plan.size)
@@ -89,7 +90,7 @@ class Relation:
             self._restart(j)
 
     @classmethod
-    def after_known(cls, window: Window, head: Head, threads: int) -> Relation:
+    def after_known(cls, window: Window, head: Head | Hidden, threads: int) -> Relation:
         """Before the window's first fresh step."""
         relation = cls(window, head)
         with workers(threads) as pool:
@@ -182,20 +183,36 @@ def output_differences(
 
     ``lower``, ``upper`` ``(K, P)``: boxes of ``radii``; ``difference`` ``(K, C, P)``; ``features`` ``(M,
     *input_shape)``.  As computed by `Graph.evaluate`, and monotone like the certificate.  Raises
-    UnsupportedWindowError for a model that is not a linear head.
+    UnsupportedWindowError for a model without interval Jacobians.
     """
     plan = Plan(graph)
-    source, blocks = structure(plan)
-    terms = source_features(plan, source, graph.flatten(features))
-    fixed = untrained(plan, np.abs(terms))
-    found = np.zeros((len(radii), difference.shape[1], terms.shape[1], graph.outputs))
+    x = graph.flatten(features)
+    slopes = _head_slopes if trains_last_layer_only(plan) else _hidden_slopes
+    found = np.zeros((len(radii), difference.shape[1], x.shape[1], graph.outputs))
     for j, radius in enumerate(radii):
         if radius == 0:
             continue
-        size = Interval(lower[j], upper[j]).magnitude
-        for o, block in enumerate(blocks):
-            weight = np.abs(terms[block.features])
-            rounding = 2.0 * (len(terms) + 4) * RELATIVE * (size[block.parameters] @ weight + fixed[o])
-            apart = difference[j][:, block.parameters] @ weight
-            found[j, :, :, o] = apart * (1.0 + 4.0 * radius * (len(terms) + 4) * RELATIVE) + radius * rounding
+        weight, rounding = slopes(plan, Interval(lower[j], upper[j]), x, radius)
+        with np.errstate(invalid="ignore"):
+            apart = difference[j] @ weight.reshape(plan.size, -1)
+        apart = np.nan_to_num(apart.reshape(-1, *weight.shape[1:]), nan=np.inf, posinf=np.inf)
+        found[j] = apart * (1.0 + 4.0 * radius * (plan.size + 5) * RELATIVE) + radius * rounding
     return found
+
+
+def _head_slopes(plan: Plan, box: Interval, x: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
+    """Largest derivatives ``(P, M, O)`` of the outputs over a box, and the rounding ``(M, O)`` of their differences."""
+    source, blocks = structure(plan)
+    terms = source_features(plan, source, x)
+    fixed, size = untrained(plan, np.abs(terms)), box.magnitude
+    weight = np.zeros((plan.size, terms.shape[1], len(blocks)))
+    rounding = np.zeros((terms.shape[1], len(blocks)))
+    for o, block in enumerate(blocks):
+        weight[block.parameters, :, o] = np.abs(terms[block.features])
+        rounding[:, o] = 2.0 * (len(terms) + 4) * RELATIVE * (size @ weight[:, :, o] + fixed[o])
+    return weight, rounding
+
+
+def _hidden_slopes(plan: Plan, box: Interval, x: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
+    weight, rounding = output_slopes(plan, box, x, radius)
+    return weight[:, :, None], rounding[:, None]

@@ -85,7 +85,8 @@ class Window:
     those after steps that an earlier window has bounded.  A backend returns the boxes after every other step.
     Step: ``theta' = contraction * theta - (rate / normaliser) * sum_{i in batch} clip(gradient of record i)``, the clip
     elementwise to ``[-clip, clip]``.  ``radii`` are numbers of records of the data set that may differ (ascending).
-    ``feature_range``: public ends ``(F, 1)`` of the prepared features of any record, replaced ones included, or None.
+    ``feature_range``: public ends ``(F, 1)`` of the prepared features of any record, replaced ones included, or None;
+    ``target_range`` ``(1, 1)``: of the prepared target, for models of one output.
     ``classes`` ``(slots,)``: equal for slots that occur in the same steps of the whole run.
     Public: everything but ``records`` and ``known``, which are private.
     """
@@ -101,6 +102,7 @@ class Window:
     normaliser: int
     adjacency: str = "replace-one"
     feature_range: Interval | None = None
+    target_range: Interval | None = None
     classes: np.ndarray | None = None
 
     @property

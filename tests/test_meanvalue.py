@@ -240,7 +240,7 @@ REFUSED = {
     "outside": (lambda: ranged(contracting(), -0.5, 0.5), "outside"),
     "network": (
         lambda: ranged(window(mlp((2, 2, 1)), np.zeros((3, 2)), np.zeros((3, 1)), [range(3)], (0, 1)), -1, 1),
-        "more than its last affine layer",
+        "softplus",
     ),
 }
 
