@@ -10,7 +10,8 @@ class BackendCapabilities:
     """``sound``: property (S).  ``monotone``: property (M), for the numbers produced.  ``rigour``: how rounding is met.
 
     ``solvers``: those it can use (empty: it needs none).  ``tau`` is the public ladder step of property (M) where it
-    rests on a solver's tolerance, in units of what one record can do in one step (0 where it does not).  ``relational``: its boxes come with `Boxes.difference`.
+    rests on a solver's tolerance, in units of what one record can do in one step (0 where it does not).
+    ``relational``: its boxes come with `Boxes.difference`.
     """
 
     name: str

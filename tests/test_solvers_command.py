@@ -108,7 +108,9 @@ def test_wrong_answers_are_reported(monkeypatch):
     assert found.kinds == () and not found.duals and not found.bound
 
 
-@pytest.mark.parametrize(("value", "bound", "right"), [(-21.0, -21.0, True), (-21.0, -20.0, False), (-21.0, None, False)])
+@pytest.mark.parametrize(
+    ("value", "bound", "right"), [(-21.0, -21.0, True), (-21.0, -20.0, False), (-21.0, None, False)]
+)
 def test_a_dual_bound_on_the_wrong_side_is_noticed(value, bound, right, monkeypatch):
     monkeypatch.setattr(trial, "_direct", lambda *_: trial._Answer(value, bound, None))
     assert trial.trial("scip").bound is right
