@@ -256,6 +256,17 @@ def test_ratios_out_of_range_count_as_the_bound():
     assert remove_tilt(law, 1.0).order == 1
 
 
+def test_order_is_searched_within_limits(monkeypatch):
+    law = chain(b_min_sep(64, 4, 0.02, True), optimal_toeplitz(64, 4), 2.0)
+    every = [RemoveTilt(Replicas(law, order)).bound(0.5) for order in range(1, 26)]
+    found = remove_tilt(law, 0.5, keep=False)
+    assert 9 < 1 + int(np.argmin(every)) < 25
+    assert min(every) <= found.bound(0.5) == every[found.order - 1] <= 1.02 * min(every)
+    assert remove_tilt(chain(b_min_sep(64, 4, 0.02, True), optimal_toeplitz(64, 4), 20.0), 2.0, keep=False).order < 50
+    monkeypatch.setattr(module, "_ACTIONS", 1e5)
+    assert 1 < remove_tilt(law, 0.5, keep=False).order < 9
+
+
 # --- terms ---
 
 
@@ -329,6 +340,23 @@ def test_add_bound_is_the_weight_on_the_edge_of_the_half_space():
             edge = (tilt.gap - other) * tilt.mean / (tilt.mean @ tilt.mean)
             weight = math.exp(tilt.shift @ edge + tilt.shift @ tilt.shift / 2.0)
             assert weight <= tilt.bound(other) <= weight * 1.001
+
+
+def test_shift_made_for_a_large_epsilon_bounds_small_ones():
+    law = chain(MultiAttribution(40, 0.05, 3, 3), Strategy.toeplitz([1.0, 2.0, 3.0], 40), 8.0)
+    tilt = add_tilt(law, 6.0)
+    bounds = [tilt.bound(epsilon) for epsilon in (0.1, 3.0, 5.9, 6.0)]
+    assert bounds[0] == math.inf and bounds == sorted(bounds, reverse=True) and 0.0 < bounds[-1] < 1.0
+    values = tilt.terms(tilt.sample(64, 0), 0.1).values
+    assert np.isfinite(values).all()
+
+
+def test_absence_that_is_impossible_or_certain_from_some_start_gives_no_warning():
+    waiting_beyond_the_end = chain(BMinSep(2, 40, 10, 4), Strategy.identity(2), 1.0)  # of bins, all are taken in turn
+    always = chain(BMinSep(4, 40, 10, 4), Strategy.identity(4), 1.0)
+    with np.errstate(invalid="raise"):
+        assert log_absent(waiting_beyond_the_end) == pytest.approx(math.log(0.5))
+        assert log_absent(always) == -math.inf
 
 
 def test_loss_of_the_add_direction_is_capped_by_no_participation():

@@ -167,6 +167,7 @@ if __name__ == "__main__":
     arguments.add_argument("--seeds", type=int, default=10)
     arguments.add_argument("--tune", action="store_true", help="accuracy over learning rates instead of the comparison")
     options = arguments.parse_args()
+    torch.set_num_threads(1)  # the network is so small that threads would wait for each other
     if options.tune:
         tune(options.seeds)
     else:

@@ -40,6 +40,8 @@ Progress = Callable[[int, int], None]
 _UNIT = 2048  # samples per work unit, a multiple of the lanes
 _LARGEST_NORMAL = 40.0
 _TABLE_NUMBERS = 2.5e8  # partition sums of the highest order tried: 1 GB in float32
+_ACTIONS = 2.5e9  # of all orders tried: below a minute
+_NEGLIGIBLE = 1e-30  # a bound of delta that no higher order needs to improve
 _MARGIN = 1e-8  # relative, for the rounding of the means and of the gap of the add direction
 
 
@@ -181,14 +183,18 @@ class AddTilt:
     sample = RemoveTilt.sample
 
     def bound(self, epsilon: float) -> float:
-        """Largest term, also an upper bound of delta; 0 where no loss is as large as `epsilon`."""
+        """Largest term, also an upper bound of delta; 0 where no loss is as large as `epsilon`.
+
+        Infinite where it is beyond the largest float, at an epsilon far below that for which the shift was made.
+        """
         if epsilon >= -log_absent(self.chain) * (1.0 + 1e-12):
             return 0.0
         if self.tilt == 0.0:
             return 1.0
         drop = self.tilt * (epsilon - self.gap) - float(self.shift @ self.shift) / 2.0
         reach = abs(epsilon) + self.gap + (_LARGEST_NORMAL + self.shift.max()) * float(self.mean.sum())
-        return math.exp(-drop + _MARGIN * (1.0 + self.tilt * reach))
+        exponent = -drop + _MARGIN * (1.0 + self.tilt * reach)
+        return math.exp(exponent) if exponent < 709.0 else math.inf
 
     def terms(self, sample: Sample, epsilon: float) -> TiltedTerms:
         """The terms at any `epsilon`."""
@@ -202,13 +208,18 @@ class AddTilt:
 
 
 def remove_tilt(law: Chain, epsilon: float, keep: bool = True) -> RemoveTilt:
-    """The order with the smallest Rényi bound at `epsilon`, of those whose partition sums fit.
+    """The order with the smallest Rényi bound at `epsilon`, of 1 ... 8, 10, 12, ... as far as they can be afforded.
 
-    `keep`: keep the partition sums of all steps, for sampling (else the bound alone works).
+    `keep`: keep the partition sums of all steps, for sampling (else the bound alone works). The logarithm of the bound
+    is convex in the order (so is ln Z), so the search ends where it grows.
     """
     best = RemoveTilt(Replicas(law, 1, np.float64 if keep else None))
-    order = 2
-    while (numbers := states(law, order) * (law.steps + law.separation)) <= _TABLE_NUMBERS:
+    order, work = 2, 0.0
+    while best.bound(epsilon) > _NEGLIGIBLE:
+        numbers = states(law, order) * (law.steps + law.separation)
+        work += numbers * math.comb(order + law.per_user, order)
+        if numbers > _TABLE_NUMBERS or work > _ACTIONS:
+            break
         dtype = (np.float64 if 2 * numbers <= _TABLE_NUMBERS else np.float32) if keep else None
         try:
             tried = RemoveTilt(Replicas(law, order, dtype))
@@ -216,7 +227,7 @@ def remove_tilt(law: Chain, epsilon: float, keep: bool = True) -> RemoveTilt:
             break
         if tried.bound(epsilon) >= best.bound(epsilon):
             break
-        best, order = tried, order + 1
+        best, order = tried, order + 1 + order // 8
     return best
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, xlogy
 
 from certify.errors import PrivacyError
 from privacy.bandmf.schemes import BMinSep, MultiAttribution, Poisson, Scheme
@@ -98,5 +98,5 @@ def log_absent(chain: Chain) -> float:
     """ln P[x = 0], the smallest ln L."""
     waits = np.maximum(chain.steps - np.arange(chain.separation), 0)
     with np.errstate(divide="ignore"):
-        terms = np.log(chain.start) + np.where(waits > 0, waits * np.log(chain.law[0]), 0.0)
+        terms = np.log(chain.start) + xlogy(waits, chain.law[0])
     return float(logsumexp(terms))
