@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import time
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from scipy import stats
 
 from certify.errors import CheckpointError, PrivacyError
 from privacy.bandmf import monte_carlo
-from privacy.bandmf.execute import UnitStore, run_units
+from privacy.bandmf.execute import KeptPool, UnitStore, run_units
 from privacy.bandmf.likelihood import SECRET, log_likelihood_ratio
 from privacy.bandmf.monte_carlo import sample_counts, sample_losses, sample_spikes
 from privacy.bandmf.schemes import BallsInBins, CyclicPoisson, MultiAttribution, Poisson
@@ -325,3 +325,27 @@ def test_losses_are_ratios_of_outputs(small_units):
     theirs = sample_losses(SCHEME, STRATEGY, 0.8, "add", 4000, seed=9)
     assert stats.ks_2samp(ours, theirs).pvalue > 1e-7
     assert stats.ks_2samp(-ours, theirs).pvalue < 1e-12
+
+
+def test_a_kept_pool_is_handed_out_again_until_it_breaks():
+    made = []
+
+    class Breaks(ThreadPoolExecutor):
+        def submit(self, *args, **kwargs):
+            if len(made) == 1 and len(done) > 1:
+                raise BrokenExecutor("planted")
+            return super().submit(*args, **kwargs)
+
+    def make():
+        made.append(Breaks(1))
+        return made[-1]
+
+    done = []
+    kept = KeptPool(make)
+    for _ in range(3):
+        done.append(run_units(lambda unit: np.full(1, float(unit)), range(3), executor=kept))
+    assert [float(x[0]) for x in done[-1]] == [0.0, 1.0, 2.0]
+    assert len(made) == 2  # the first served twice, then broke
+    kept.close()
+    with pytest.raises(RuntimeError):
+        made[1].submit(int)

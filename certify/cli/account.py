@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
 from certify.cli.console import err, out, progress_bar, seconds
@@ -72,11 +73,11 @@ def bandmf(
     from privacy.bandmf import account
 
     if sampler is Sampler.POISSON and not compare:
-        bands, separation = bands or 1, 1
-    width = bands or separation
+        bands, separation = 1 if bands is None else bands, 1
+    width = separation if bands is None else bands
     if width is None:
         raise PrivacyError("bands: found neither --bands nor --separation; give one of them")
-    separation = separation or width
+    separation = width if separation is None else separation
     training = {"steps": steps, "examples": examples, "batch": batch, "truncate": truncate}
     user = {"probability": probability, "per_user": per_user}
     with ExitStack() as stack:
@@ -93,21 +94,28 @@ def bandmf(
             return
         if plot is not None:
             raise CertdpError("plot: is a picture of a comparison; add --compare, or leave --plot out")
+        if sampler is Sampler.MULTI_ATTRIBUTION and (examples is not None or batch is not None):
+            raise PrivacyError("examples, batch: multi-attribution is accounted by user, from --probability; leave out")
         scheme = _scheme(sampler, training, separation, cold, user)
         strategy = _strategy(steps, width, column_normalised)
         bar = stack.enter_context(progress_bar("sampling"))
         options["progress"] = bar
         given = noise_multiplier is not None, epsilon is not None, delta is not None
-        if given == (True, True, False):
-            found = account.delta(scheme, strategy, noise_multiplier, epsilon, **options)
-        elif given == (True, False, True):
-            found = account.epsilon(scheme, strategy, noise_multiplier, delta, **options)
-        elif given == (False, True, True):
-            found = account.calibrate(scheme, strategy, epsilon, delta, **options)
-        else:
-            raise PrivacyError(
-                "noise_multiplier, epsilon, delta: give exactly two of the three; the third one is computed"
-            )
+        try:
+            if given == (True, True, False):
+                found = account.delta(scheme, strategy, noise_multiplier, epsilon, **options)
+            elif given == (True, False, True):
+                found = account.epsilon(scheme, strategy, noise_multiplier, delta, **options)
+            elif given == (False, True, True):
+                found = account.calibrate(scheme, strategy, epsilon, delta, **options)
+            else:
+                raise PrivacyError(
+                    "noise_multiplier, epsilon, delta: give exactly two of the three; the third one is computed"
+                )
+        except KeyboardInterrupt:
+            left = f"{resume} keeps what is done, the same command goes on" if resume else "--resume FOLDER keeps work"
+            err.print(f"certdp: interrupted; {left}", soft_wrap=True)
+            raise typer.Exit(130) from None
     if json_output:
         facts = {"sampler": sampler, "scheme": asdict(scheme), "bands": width}
         typer.echo(json.dumps({**facts, **asdict(found)}, indent=2))
@@ -124,14 +132,21 @@ def _executor(kind: Workers, workers: int | None, scheduler: str | None, stack: 
             from distributed import Client
         except ImportError as missing:
             raise CertdpError("executor: dask needs the package distributed; pip install distributed") from missing
-        return stack.enter_context(Client(scheduler)).get_executor()
+        try:
+            return stack.enter_context(Client(scheduler)).get_executor()
+        except (OSError, ValueError) as error:
+            raise CertdpError(f"scheduler: {scheduler} cannot be reached ({error}); start it, or check it") from None
     if workers is not None and workers < 1:
         raise CertdpError(f"workers: found {workers}; give at least 1")
     if kind is Workers.PROCESSES:
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
-        return partial(ProcessPoolExecutor, workers, get_context("spawn"))
+        from privacy.bandmf.execute import KeptPool
+
+        kept = KeptPool(partial(ProcessPoolExecutor, workers, get_context("spawn")))
+        stack.callback(kept.close)
+        return kept
     if workers is None:
         return None
     from concurrent.futures import ThreadPoolExecutor
@@ -262,16 +277,17 @@ def _show_comparison(rows: list[dict], epsilon: float, delta: float, plot: Path 
     if json_output:
         typer.echo(json.dumps({"epsilon": epsilon, "delta": delta, "samplers": rows}, indent=2))
         return
-    table = RichTable(title=f"noise for epsilon = {epsilon:g}, delta = {delta:g}", title_justify="left")
+    title = f"noise for epsilon = {epsilon:g}, delta = {delta:g}"
+    table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     for name in ("sampler", "method"):
-        table.add_column(name)
-    for name in ("bands", "separation", "noise multiplier", "total error", "seconds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, no_wrap=name == "sampler")
+    for name in ("bands", "separation", "noise", "error", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in sorted(done, key=lambda row: row["total_error"]):
         numbers = f"{row['noise_multiplier']:.4g}", f"{row['total_error']:.4g}", f"{row['seconds']:.1f}"
         table.add_row(row["sampler"], row["method"], str(row["bands"]), str(row["separation"]), *numbers)
     out.print(table)
-    out.print("Total error: noise in all prefix sums, clip norm 1; poisson is DP-SGD.", soft_wrap=True)
+    out.print("Noise: the multiplier; error: noise in all prefix sums, clip norm 1; poisson is DP-SGD.", soft_wrap=True)
     for row in rows:
         if "refused" in row:
             err.print(f"{row['sampler']}: {row['refused']}", soft_wrap=True)
@@ -285,9 +301,10 @@ def _draw(rows: list[dict], epsilon: float, delta: float, path: Path) -> None:
     rows = sorted(rows, key=lambda row: row["total_error"])
     figure = Figure(figsize=(7.0, 0.7 + 0.5 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.barh([row["sampler"] for row in rows], [row["total_error"] for row in rows], color="tab:blue")
+    names = ["poisson (DP-SGD)" if row["sampler"] == "poisson" else row["sampler"] for row in rows]
+    bars = axes.barh(names, [row["total_error"] for row in rows], color="tab:blue")
     axes.bar_label(bars, [f"noise multiplier {row['noise_multiplier']:.3g}" for row in rows], padding=3)
+    axes.set_xlim(0.0, 1.5 * max(row["total_error"] for row in rows))
     axes.set_xlabel(f"total error at epsilon = {epsilon:g}, delta = {delta:g}")
-    axes.margins(x=0.3)
     axes.invert_yaxis()
     figure.savefig(path)

@@ -151,5 +151,37 @@ def run_units(
     return [done[unit] for unit in units]
 
 
+class KeptPool:
+    """A maker of executors for `run_units` that hands out the same one again until it breaks; `close` it at the end."""
+
+    def __init__(self, make: Callable[[], Executor]):
+        self._make, self._pool = make, None
+
+    def __call__(self) -> Executor:
+        if self._pool is None:
+            self._pool = self._make()
+        return _Lent(self)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Lent(Executor):
+    """The pool of a `KeptPool`; a shutdown that waits gives it back, one that does not discards it."""
+
+    def __init__(self, owner: KeptPool):
+        self._owner = owner
+
+    def submit(self, function, /, *args, **kwargs):
+        return self._owner._pool.submit(function, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if not wait:
+            self._owner._pool.shutdown(wait=False, cancel_futures=cancel_futures)
+            self._owner._pool = None
+
+
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count())
