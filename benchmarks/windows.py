@@ -43,7 +43,7 @@ from models.ir import Graph  # noqa: E402
 from models.ops import Interval  # noqa: E402
 from privacy.smooth import cross_ranges, smooth_bound  # noqa: E402
 from solvers import Boxes, Window, bound  # noqa: E402
-from solvers.errors import SolverError  # noqa: E402
+from solvers.errors import SolverError, SolverFailureError  # noqa: E402
 from solvers.programs.margin import Head, blocks, formulate  # noqa: E402
 from solvers.programs.model import Answer, _tolerances, solver  # noqa: E402
 from solvers.programs.program import Program  # noqa: E402
@@ -130,7 +130,7 @@ class Bench:
         except OverLimit:
             status = "stopped"
         except (CertdpError, SolverError) as error:
-            status, note = "refused", str(error)
+            status, note = "failed" if isinstance(error, SolverFailureError) else "refused", str(error)
         row = {"status": status, "note": note, "radii": list(radii), "total": problem.steps,
                "wall": row["wall"] + time.monotonic() - started, "cpu": row["cpu"] + cpu_seconds() - used}  # fmt: skip
         if checkpoint.exists():

@@ -106,9 +106,11 @@ class _Direct(Solver):
         config.raise_exception_on_nonoptimal_result = False
         config.rel_gap, config.abs_gap = 0.0, gap
         config.solver_options.update(_tolerances(name, program))
-        # Another algorithm where one does not finish: the bound is held to the same tolerance.
-        interior = name == "highs" and program.kind == "lp" and program.shape[0] > _SIMPLEX_ROWS
-        self.attempts = ({"solver": "ipm", "run_crossover": "off"}, {"solver": "simplex"}) if interior else ({},)
+        self.attempts: tuple[dict[str, str], ...] = ({},)
+        if name == "highs" and program.kind == "lp":
+            # The other algorithm where one does not finish: the bound is held to the same tolerance.
+            simplex, interior = {"solver": "simplex"}, {"solver": "ipm", "run_crossover": "off"}
+            self.attempts = (interior, simplex) if program.shape[0] > _SIMPLEX_ROWS else (simplex, interior)
         self.told = name == "highs"  # of a new objective, instead of looking for all that may have changed
         if self.told:
             for check in config.auto_updates:
