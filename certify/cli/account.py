@@ -94,8 +94,6 @@ def bandmf(
             return
         if plot is not None:
             raise CertdpError("plot: is a picture of a comparison; add --compare, or leave --plot out")
-        if sampler is Sampler.MULTI_ATTRIBUTION and (examples is not None or batch is not None):
-            raise PrivacyError("examples, batch: multi-attribution is accounted by user, from --probability; leave out")
         scheme = _scheme(sampler, training, separation, cold, user)
         strategy = _strategy(steps, width, column_normalised)
         bar = stack.enter_context(progress_bar("sampling"))
