@@ -9,7 +9,7 @@ TORCH_FLAGS ?=
 OUT ?= out
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-keras lint bench clean
 
 demo: $(VENV)/.product
 	$(VENV)/bin/python examples/california/demo.py --output $(OUT)/california
@@ -19,6 +19,11 @@ test: $(VENV)/.tests
 
 test-all: $(VENV)/.tests
 	$(VENV)/bin/python -m pytest -n $(WORKERS)
+
+# Tests that write Keras models with tf2onnx; apart, since tensorflow is larger than everything else together.
+test-keras: $(VENV)/.tests
+	$(PIP) --editable ".[keras]"
+	$(VENV)/bin/python -m pytest tests/test_keras.py
 
 lint: $(VENV)/.tests
 	$(VENV)/bin/ruff check .

@@ -5,11 +5,13 @@ Every picture shows quantities computed from the records: it is private data and
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from certify.envelope import Envelope
+from certify.envelope import Envelope, write_atomically
+from certify.errors import CertdpError
 
 _FOOTER = "private: computed from the records"
 
@@ -31,8 +33,27 @@ def _save(figure, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     figure.suptitle(_FOOTER, x=0.995, ha="right", fontsize=8, color="firebrick")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    try:
+        return save(figure, path)
+    finally:
+        plt.close(figure)
+
+
+def save(figure, path: Path) -> Path:
+    """Write a figure whole or not at all, readable by its owner alone; the suffix of ``path`` chooses the format.
+
+    Raises CertdpError for an unknown suffix and for a path that cannot be written.
+    """
+    picture = BytesIO()
+    try:
+        figure.savefig(picture, format=path.suffix.removeprefix(".") or "png", dpi=130)
+        write_atomically(path, picture.getvalue())
+    except ValueError as error:
+        raise CertdpError(f"{path}: {error}; choose another suffix") from error
+    except OSError as error:
+        raise CertdpError(
+            f"{path}: the picture cannot be written ({error.strerror or error}); give a path in an existing folder"
+        ) from error
     return path
 
 

@@ -50,7 +50,7 @@ class _Box:
 def draw(graph: Graph, path: str | Path) -> Path:
     """Writes a picture; the suffix of ``path`` chooses the format (png, svg, pdf).
 
-    Raises ModelError for a graph with more than 400 nodes and for an unknown suffix.
+    Raises ModelError for a graph with more than 400 nodes, an unknown suffix, and a path that cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def draw(graph: Graph, path: str | Path) -> Path:
     _legend(axes, kinds, left + 0.3, top - 0.25, columns)
     try:
         figure.savefig(path, dpi=150)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ModelError(f"cannot write {path}: {error}") from error
     return path
 

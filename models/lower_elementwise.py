@@ -97,6 +97,8 @@ def selu(b: Builder, call: Call) -> Value:
 
 @lowers("Celu")
 def celu(b: Builder, call: Call) -> Value:
+    if not call.attribute("alpha", 1.0) > 0.0:
+        raise refuse(f"alpha must be above 0, found {call.attribute('alpha', 1.0):g}")
     alpha = b.number(call.attribute("alpha", 1.0))
     scaled = b.elementwise(Div(), call.input(0), alpha)
     below = b.elementwise(Mul(), b.elementwise(Elu(1.0), b.elementwise(Clip(high=0.0), scaled)), alpha)

@@ -17,7 +17,7 @@ from certify.recipe import Recipe
 from models.ir import Graph
 from privacy.dense import dense_maximum
 from privacy.query import Query
-from privacy.smooth import cross_ranges
+from privacy.smooth import check_beta, cross_ranges
 
 require("solvers")
 
@@ -46,7 +46,8 @@ def certify_on_demand(
     Which radii were computed depends on the data and is private, as is the running time.
 
     Guarantee: the smooth bound from this envelope equals that of the envelope with every radius.
-    Raises PrivacyError for a backend whose box of one radius depends on which others are computed.
+    Raises PrivacyError for a beta that is not above 0, and for a backend whose box of one radius depends on which
+    others are computed.
     """
     if BACKENDS[options.get("backend", "ibp")].relational:
         raise PrivacyError(
@@ -54,7 +55,9 @@ def certify_on_demand(
             "certify radii 0..K, or choose the backend meanvalue or ibp"
         )
     options["relational"] = False  # the dense bound is one of cross ranges
-    betas = tuple(float(b) for b in np.atleast_1d(beta))
+    betas = tuple(check_beta(b) for b in np.atleast_1d(beta))
+    if not all(betas):
+        raise PrivacyError("beta: found 0, for which every bound is the public one; give a number above 0")
     parts: list[Envelope] = []
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # radius -> clipped bounds (M * O,)
     ceiling: np.ndarray | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -86,6 +87,8 @@ def test_the_whole_way(folder, capsys):
     assert code == 0 and "certificate" in out and "PRIVATE" in out
     assert (folder / "run.widths.png").stat().st_size > 5000
     assert (folder / "run.staircase.png").stat().st_size > 5000
+    for picture in folder.glob("*.png"):  # computed from the records
+        assert picture.stat().st_mode & 0o077 == 0
 
     code, out, _ = certdp(capsys, *PREDICT, "--epsilon", "1", "--separate")
     assert code == 0 and "epsilon = 1 in all" in out and "3 releases" in out
@@ -176,6 +179,32 @@ def test_radii_on_demand_give_the_dense_smooth_bound(folder, capsys):
     np.testing.assert_array_equal(bounds["sparse"], bounds["dense"])
 
 
+@pytest.mark.parametrize("after", [5, 30])
+def test_radii_on_demand_resume_with_the_same_bits(after, folder):
+    """Interrupted in the first batch of radii, or in a later one: no step is computed twice."""
+    from privacy.on_demand import certify_on_demand
+
+    table, inputs = certify.read_table("train.csv", target="y"), certify.read_table("queries.csv").features
+    parts = (models.read(MODEL), certify.load_recipe("recipe.toml"), table.features, table.targets, 0.05, inputs)
+    first, rest, straight = [], [], []
+
+    def interrupt(done, total, note):
+        first.append(note)
+        if len(first) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        certify_on_demand(*parts, checkpoint="state.safetensors", progress=interrupt)
+    options = {"checkpoint": "state.safetensors", "resume": True, "progress": lambda *step: rest.append(step)}
+    resumed = certify_on_demand(*parts, **options)
+    whole = certify_on_demand(*parts, progress=lambda *step: straight.append(step))
+    assert len(first) + len(rest) == len(straight) > 40
+    assert resumed.radii == whole.radii
+    for side, other in zip(resumed.stacked(), whole.stacked(), strict=True):
+        np.testing.assert_array_equal(side, other)
+    np.testing.assert_array_equal(resumed.history, whole.history)
+
+
 MISTAKES = {
     "no such model": (["certify", "none.onnx", *CERTIFY[2:]], "none.onnx"),
     "no such table": ([*CERTIFY[:3], "none.csv", *CERTIFY[4:]], "none.csv"),
@@ -189,6 +218,10 @@ MISTAKES = {
     "no such folder": ([*CERTIFY[:7], "none/run.envelope.safetensors"], "does not exist"),
     "nothing to resume": ([*CERTIFY, "--resume"], "no checkpoint"),
     "auto without beta": ([*CERTIFY, "--radii", "auto"], "--beta"),
+    "auto with beta 0": ([*CERTIFY, "--radii", "auto", "--beta", "0", "--queries", "queries.csv"], "beta: found 0"),
+    "auto with a beta of NaN": ([*CERTIFY, "--radii", "auto", "--beta", "nan", "--queries", "queries.csv"], "beta"),
+    "a folder in place of the output": ([*CERTIFY[:7], "taken.envelope.safetensors"], "a folder of this name"),
+    "a picture in no folder": (["models", MODEL, "--picture", "none/graph.png"], "cannot write none/graph.png"),
     "no such envelope": (["inspect", "none.envelope.safetensors"], "none.envelope.safetensors"),
 }
 
@@ -196,6 +229,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_sentence_and_exit_code_2(name, folder, capsys):
     words, expected = MISTAKES[name]
+    (folder / "taken.envelope.safetensors").mkdir()
     code, _, err = certdp(capsys, *words)
     assert code == 2 and err.startswith("certdp: ") and expected in err and "Traceback" not in err
     assert not (folder / "run.envelope.safetensors").exists()
@@ -245,6 +279,36 @@ def test_bad_tables_models_and_envelopes_are_refused(folder, capsys):
         code, _, err = certdp(capsys, *PREDICT, "--epsilon", "1")
         assert code == 2 and "run.envelope.safetensors" in err and not (folder / "released.csv").exists()
         assert certdp(capsys, "envelope", "check", "run.envelope.safetensors")[0] == 2
+
+
+def test_pictures_that_cannot_be_written_are_one_sentence(folder, capsys):
+    assert certdp(capsys, *CERTIFY, "--radii", "0..1")[0] == 0
+    code, _, err = certdp(capsys, "inspect", "run.envelope.safetensors", "--plots", "train.csv")
+    assert code == 2 and err.startswith("certdp: plots: train.csv is not a folder")
+    (folder / "run.widths.png").mkdir()
+    code, _, err = certdp(capsys, "inspect", "run.envelope.safetensors")
+    assert code == 2 and err.startswith("certdp: run.widths.png: the picture cannot be written")
+
+
+def test_threads_are_at_least_one(folder, capsys):
+    for threads in ("0", "-1"):
+        code, _, err = certdp(capsys, *CERTIFY, "--threads", threads)
+        assert code == 2 and "--threads" in err and not (folder / "run.envelope.safetensors").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(folder, capsys, monkeypatch):
+    assert certdp(capsys, *CERTIFY, "--radii", "0..3")[0] == 0
+    before = (folder / "run.envelope.safetensors").read_bytes()
+
+    def full(*paths):
+        raise OSError(errno.ENOSPC, "No space left on device", str(paths[1]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        code, _, err = certdp(capsys, *CERTIFY, "--radii", "0..4")
+    assert code == 2 and err.endswith("No space left on device; make room, or give a path that can be read and written")
+    assert err.count("certdp: ") == 1 and "Traceback" not in err
+    assert (folder / "run.envelope.safetensors").read_bytes() == before and not list(folder.glob(".*"))
 
 
 def test_impossible_budgets_are_refused(folder, capsys):

@@ -14,7 +14,7 @@ from builders import final, mlp, sliding, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.losses import Absolute, Hinge, Huber, Squared
+from models.losses import Absolute, Hinge, Huber, Squared, make_loss
 from models.ops import LeakyRelu, Relu, Sigmoid, Softplus, Tanh
 from solvers import gradients
 from solvers.gradients import FixedPoint
@@ -72,6 +72,39 @@ def test_every_small_world_is_sound_and_monotone(dims, schedule, adjacency, boun
             for j in range(len(radii) - 1):
                 assert (boxes[worlds[v]].lower[j + 1] <= boxes[w].lower[j]).all()
                 assert (boxes[w].upper[j] <= boxes[worlds[v]].upper[j + 1]).all()
+
+
+#: Loss, outputs of the network, and three targets it takes.
+EVERY_LOSS = {
+    "squared": (1, (1.0, -2.0, 0.25)),
+    "absolute": (1, (1.0, -2.0, 0.25)),
+    "huber": (1, (1.0, -2.0, 0.25)),
+    "logistic": (1, (1.0, 0.0, 1.0)),
+    "hinge": (1, (1.0, -1.0, -1.0)),
+    "cross-entropy": (3, (0.0, 2.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("products", ["natural", "midpoint-radius"])
+@pytest.mark.parametrize("bound", [stepwise, final], ids=["stepwise", "window"])
+@pytest.mark.parametrize("name", EVERY_LOSS)
+def test_every_small_world_is_sound_and_monotone_for_every_loss(name, bound, products):
+    """All 64 data sets of three slots, a network with smooth activations (library functions, the ladder)."""
+    outputs, targets = EVERY_LOSS[name]
+    graph = mlp((1, 2, outputs), Tanh, seed=3, scale=1.5, products=products)
+    universe = [None, *zip((-1.0, 0.5, 2.0), targets, strict=True)]
+    radii, boxes = (0, 1, 2, 3), {}
+    for world in itertools.product(range(4), repeat=3):
+        rows = [universe[i] or (0.0, targets[0]) for i in world]
+        x, y = (np.array(column)[:, None] for column in zip(*rows, strict=True))
+        options = {"present": np.array(world) > 0, "rate": 0.9, "clip": 0.6, "loss": make_loss(name, 0.5)}
+        boxes[world] = bound(window(graph, x, y, [[0, 1], [2, 0], [0, 1, 2]], radii, **options))
+    for (one, a), (two, b) in itertools.product(boxes.items(), repeat=2):
+        far = sum(i != j for i, j in zip(one, two, strict=True))
+        assert (a.lower[far:] <= b.nominal).all() and (b.nominal <= a.upper[far:]).all()
+        if far == 1:
+            assert (a.lower[1:] <= b.lower[:-1]).all() and (b.upper[:-1] <= a.upper[1:]).all()
+    assert len({a.nominal.tobytes() for a in boxes.values()}) > 16
 
 
 ACTIVATIONS = [Relu, LeakyRelu, Tanh, Sigmoid, Softplus]

@@ -116,7 +116,7 @@ def test_legal_variants_of_one_net(variant):
     same_as_the_net(proto, names)
 
 
-@pytest.mark.parametrize("opset", range(9, 24))
+@pytest.mark.parametrize("opset", range(9, onnx.defs.onnx_opset_version() + 1))
 def test_every_opset(opset):
     same_as_the_net(net(opset=opset))
 
@@ -334,6 +334,16 @@ def test_files_of_other_people(name):
     np.testing.assert_allclose(graph.evaluate(x), run(proto, x).reshape(records, -1), rtol=1e-4, atol=1e-5)
     if name != "ort__sigmoid":
         assert graph.trainable
+
+
+def test_a_classifier_without_its_last_layer_is_read():
+    """The scores before LogSoftmax are real outputs, which the cross-entropy loss takes."""
+    proto = onnx.load(DATA / "omlt__gemm.onnx")
+    last = proto.graph.node.pop()
+    assert last.op_type == "LogSoftmax"
+    proto.graph.output[0].name = last.input[0]
+    graph = agrees(proto)
+    assert (graph.input_features, graph.outputs, len(graph.trainable)) == (784, 10, 6)
 
 
 def test_keras_layers_are_affine_layers_with_trained_biases():

@@ -34,6 +34,7 @@ def refused(proto, match, error=UnsupportedModelError, **options):
         ("omlt__continuous_model", r'node "LgbmRegressor" \(TreeEnsembleRegressor\): a tree ensemble'),
         ("surfaces__k_neighbors_classifier.validity", r"\(TreeEnsembleClassifier\): a tree ensemble .* classifier"),
         ("ort__logreg_iris", r"\(LinearClassifier\): a classifier; this product certifies regressors"),
+        ("omlt__gemm", r"\(LogSoftmax\): turns scores into class probabilities"),
         ("omlt__maxpool_2d", r'node "node1" \(MaxPool\): max pooling is not supported; use AveragePool'),
         ("ort__mul_1", "uses ONNX opset 7; 9 to .* are read"),
     ],
@@ -177,6 +178,13 @@ def test_nodes_that_mix_records_or_need_data(nodes, words):
     used = {i for n in nodes for i in n.input}
     rows = "N" if "w" not in used else 4
     refused(model(nodes, (rows, 3), {k: v for k, v in stored.items() if k in used}), words)
+
+
+def test_numbers_that_an_operator_cannot_take():
+    refused(model([node("Celu", "x", alpha=-1.0)]), r'"Celu_0" \(Celu\): alpha must be above 0, found -1')
+    refused(model([node("LeakyRelu", "x", alpha=float("nan"))]), r"\(LeakyRelu\): .* not finite")
+    stored = {"low": np.array(1.0), "high": np.array(-1.0)}
+    refused(model([node("Clip", "x low high")], stored=stored), "malformed: Clip needs low <= high", InvalidModelError)
 
 
 def test_bounds_that_depend_on_the_record():

@@ -24,6 +24,9 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:  # a full disk, a folder that is gone, no permission
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; make room, or give a path that can be read and written")
 
 
 def _fail(sentence: str) -> None:

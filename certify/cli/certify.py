@@ -41,7 +41,9 @@ def command(
     tau: Tau = None,
     force: Force = False,
     relational: Relational = None,
-    threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default all cores.  Results do not change.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
     data_key: Annotated[
@@ -57,6 +59,8 @@ def command(
         raise CertdpError(f"{output}: the name of an envelope ends in {SUFFIX}; add the suffix")
     if output.parent != Path() and not output.parent.is_dir():
         raise CertdpError(f"{output}: the folder {output.parent} does not exist; create it or give another path")
+    if output.is_dir():
+        raise CertdpError(f"{output}: found a folder of this name; give the path of a file")
     facts, table, graph = read_inputs(model, data, recipe, target, output_name)
     how = {"backend": backend, "stride": stride, "solver": solver, "tau": tau, "force": force, "relational": relational}
     options = {

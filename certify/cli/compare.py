@@ -34,7 +34,7 @@ def command(
     solver: Solver = "highs",
     tau: Tau = None,
     force: Force = False,
-    threads: Annotated[int, typer.Option(help="Threads of a backend.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a backend.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the folder holds and go on.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,

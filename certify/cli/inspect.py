@@ -47,7 +47,10 @@ def command(
         from certify.plots import plot_staircase, plot_widths
 
         folder = plots or path.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CertdpError(f"plots: {folder} is not a folder; give one for the pictures") from error
         stem = path.name.removesuffix(SUFFIX)
         made = [plot_widths(envelope, folder / f"{stem}.widths.png")]
         if cross is not None:

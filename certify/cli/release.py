@@ -45,7 +45,9 @@ def command(
     tau: Tau = None,
     force: Force = False,
     relational: Relational = None,
-    threads: Annotated[int | None, typer.Option(help="Threads; default all cores.  Results do not change.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; default all cores.  Results do not change.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; nothing is drawn twice.")] = False,
     output_name: Annotated[str | None, typer.Option(help="Which of the model's outputs to use.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="Ledger that pays, see `certdp budget` (private).")] = None,

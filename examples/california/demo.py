@@ -21,6 +21,7 @@ from rich.table import Table
 import certify
 import models
 import privacy
+from certify.plots import save
 from certify.tables import write_predictions
 
 HERE = Path(__file__).resolve().parent
@@ -119,7 +120,7 @@ def picture(path, exact, private, budgets, cost, model_error) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     figure.suptitle("private: uses the exact model", x=0.995, ha="right", fontsize=8, color="firebrick")
-    figure.savefig(path, dpi=130)
+    save(figure, path)
     plt.close(figure)
 
 
