@@ -45,7 +45,7 @@ from privacy.smooth import cross_ranges, smooth_bound  # noqa: E402
 from solvers import Boxes, Window, bound  # noqa: E402
 from solvers.errors import SolverError, SolverFailureError  # noqa: E402
 from solvers.programs.margin import Head, blocks, formulate  # noqa: E402
-from solvers.programs.model import Answer, _tolerances, solver  # noqa: E402
+from solvers.programs.model import Answer, _attempts, _tolerances, solver  # noqa: E402
 from solvers.programs.program import Program  # noqa: E402
 from solvers.programs.safe import safe_lower_bound  # noqa: E402
 from solvers.programs.steps import WindowProgram  # noqa: E402
@@ -260,14 +260,18 @@ BLOBS = {
     "hinge": (*INTERVALS, Method("lp", 1), Method("lp", 2)),
     "huber": (*INTERVALS, Method("relational")),
     "logistic": (*INTERVALS, Method("relational")),
+    "smoothed hinge, h = 1": (*INTERVALS, Method("relational")),
+    "smoothed hinge, h = 5": (*INTERVALS, Method("relational")),
+    "smoothed hinge, h = 10": (*INTERVALS, Method("relational")),
 }
 SINGLE = {
     "hinge": (
-        (1, Method("lp", 20, 1)), (2, Method("lp", 20, 1)), (4, Method("lp", 16, 1)), (8, Method("lp", 12, 1)),
+        (1, Method("lp", 40, 20)), (2, Method("lp", 40, 20)), (4, Method("lp", 36, 18)), (8, Method("lp", 30, 15)),
         (1, Method("lp", 5)), (1, Method("lp", 10)),
     ),
     "huber": ((1, Method("lp", 10)),),
     "logistic": ((1, Method("lp", 10)),),
+    **{loss: () for loss in BLOBS if loss.startswith("smoothed")},
 }  # fmt: skip
 
 
@@ -276,8 +280,11 @@ def blobs(loss: str) -> Problem:
     x, labels = make_blobs(200, 8, centers=2, random_state=0)
     x = x / np.abs(x).max(axis=0)
     y = labels.astype(float) if loss == "logistic" else 2.0 * labels - 1.0
+    name, _, width = loss.partition(", h = ")
+    options = {"hinge_width": float(width)} if width else {}
+    batches = {"kind": "shuffled", "size": 20, "seed": 0}
     return prepare(
-        linear_model(8), recipe(loss, 200, 0.5, 0.05, {"kind": "shuffled", "size": 20, "seed": 0}, 1.0), x, y
+        linear_model(8), recipe(name.replace(" ", "-"), 200, 0.5, 0.05, batches, 1.0, **options), x, y
     )
 
 
@@ -355,7 +362,9 @@ def steps_table(rows: dict) -> str:
 
 HOUSING_RADII, HOUSING_ATTACKED = tuple(range(7)), (0, 1, 6)
 #: (Batch size, rate, clip), and the window lengths of the table.
-HOUSING = {(16_512, 0.01, 0.01): (1, 5), (1_652, 0.01, 0.01): (1, 10), (1_652, 0.05, 0.3): (1, 5)}
+HOUSING = {
+    (16_512, 0.01, 0.01): (1, 5, 30), (1_652, 0.01, 0.01): (1, 2, 5, 10, 30), (1_652, 0.05, 0.3): (1, 2, 5, 10, 30)
+}  # fmt: skip
 
 
 def housing(size: int, rate: float, clip: float) -> Problem:
@@ -500,7 +509,7 @@ def program_of(window: Window, radius: int) -> WindowProgram:
     boxes = [Interval(b.lower[j], b.upper[j]) for b in (*window.known, *bound("ibp", window))]
     head = Head.of(window)
     batches = [
-        blocks(window, head, step.batch, box, ladder, None) for step, box in zip(window.steps, boxes, strict=False)
+        blocks(window, head, step.batch, box, ladder) for step, box in zip(window.steps, boxes, strict=False)
     ]
     return formulate(window, head, radius, boxes, batches, False)
 
@@ -520,8 +529,12 @@ class Highs:
         lp.a_matrix_.start_, lp.a_matrix_.index_ = program.matrix.indptr, program.matrix.indices
         lp.a_matrix_.value_ = program.matrix.data
         self.highs.passModel(lp)
+        self.program, self.warm = program, False
 
     def minimise(self, cost: np.ndarray) -> Answer:
+        for name, value in _attempts(self.program, self.warm)[0].items():
+            self.highs.setOptionValue(name, value)
+        self.warm = True
         self.highs.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
         self.highs.run()
         found = self.highs.getSolution()

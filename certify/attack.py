@@ -378,7 +378,7 @@ class _Ranges:
         if kind == "cross-entropy":
             return cls(*ends, np.zeros((len(records.targets), 1)), np.ones((len(records.targets), 1)), kind)
         low, high = _ends(recipe.target, records.targets[:, filled])
-        if kind in ("logistic", "hinge"):
+        if kind in ("logistic", "hinge", "smoothed-hinge"):
             least = 0.0 if kind == "logistic" else -1.0
             stated = recipe.target
             low = np.maximum(low, least) if stated.lower is not None else np.full_like(low, least)
@@ -390,7 +390,7 @@ class _Ranges:
         x = np.clip(x, self.low, self.high)
         if self.kind == "cross-entropy":
             return x, (np.arange(y.shape[0])[:, None] == y.argmax(axis=0)[None, :]).astype(np.float64)
-        if self.kind == "hinge":
+        if self.kind in ("hinge", "smoothed-hinge"):
             y = np.where(2.0 * y > self.target_low + self.target_high, 1.0, -1.0)
         return x, np.clip(y, self.target_low, self.target_high)
 

@@ -46,8 +46,8 @@ def identity(salt: bytes, facts: dict, arrays: Sequence[np.ndarray]) -> str:
 class CheckpointFile:
     """One checkpoint on disk, tied to one run.
 
-    ``facts`` are the run's public facts, ``arrays`` everything else that determines its result (data, initial
-    parameters).  They are compared through a digest under a random key kept in the checkpoint itself.
+    ``facts`` are the run's public facts, ``arrays`` everything else that determines its result: the data.  They are
+    compared through a digest under a random key kept in the checkpoint itself.
     """
 
     def __init__(self, path: str | Path, facts: dict, arrays: list[np.ndarray]):

@@ -115,8 +115,8 @@ def compare(
     radii = check_radii(radii, problem.schedule.slots)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"recipe": recipe.to_dict(), "radii": list(radii), "nodes": [repr(n) for n in problem.graph.nodes]}
-    arrays = [*(p.value for p in problem.graph.parameters), problem.records.features, problem.records.targets]
+    facts = {"recipe": recipe.to_dict(), "radii": list(radii), "graph": problem.graph.digest}
+    arrays = [problem.records.features, problem.records.targets]
     results = _Results(folder / RESULTS, facts, arrays, resume)
     cells: list[Cell] = []
     for method in methods:

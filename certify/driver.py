@@ -35,12 +35,14 @@ from models.ir import Graph  # noqa: E402
 from models.losses import Loss, TargetError, make_loss  # noqa: E402
 from models.ops import Interval  # noqa: E402
 from solvers import BACKENDS, Boxes, Options, Records, Step, Window, bound, make_records, public_reach  # noqa: E402
+from solvers.coupled import radius_bytes  # noqa: E402
 from solvers.errors import UnsupportedWindowError  # noqa: E402
 from solvers.hidden import jacobians  # noqa: E402
 from solvers.relational import MOST_CLASSES, certified, schedule_classes  # noqa: E402
 
-#: Memory that a default choice of F may use, and that any choice may.
-_COMFORTABLE_BYTES = 1 << 30
+#: Pairs of a parameter and a slot that a default window has at most.
+_COMFORTABLE_PAIRS = 1 << 25
+#: Memory that windows may use.
 _MOST_BYTES = 16 << 30
 #: A certificate is kept unasked where its Jacobians have no more entries a step than this, over all records and radii.
 _CHEAP_ENTRIES = 1 << 25
@@ -131,6 +133,11 @@ def prepare_graph(graph: Graph, recipe: Recipe) -> Graph:
     return graph.with_products(recipe.arithmetic.products)
 
 
+def training_loss(recipe: Recipe) -> Loss:
+    """The loss that the recipe names, with its public constants."""
+    return make_loss(recipe.training.loss, recipe.training.huber_delta, recipe.training.hinge_width)
+
+
 def prepare(graph: Graph, recipe: Recipe, features: np.ndarray, targets: np.ndarray) -> Problem:
     """Check and join all parts of a run.
 
@@ -144,7 +151,7 @@ def prepare(graph: Graph, recipe: Recipe, features: np.ndarray, targets: np.ndar
     if len(x) != len(y):
         raise DataError(f"targets: found {len(y)} rows beside {len(x)} rows of features; every record needs both")
     schedule = schedules.make(recipe, len(x))
-    loss = make_loss(recipe.training.loss, recipe.training.huber_delta)
+    loss = training_loss(recipe)
     width = int(np.prod(x.shape[1:]))
     if width != graph.input_features:
         raise DataError(
@@ -185,27 +192,18 @@ def check_radii(radii: Sequence[int], slots: int) -> tuple[int, ...]:
     return wanted
 
 
-def window_bytes(problem: Problem, length: int, radii: int, threads: int) -> int:
-    """Peak memory of budget-coupled windows of ``length`` steps beyond the data, by public sizes.
-
-    Two numbers and two ends for each parameter and slot, for as many radii as run side by side.
-    """
-    if length == 1 or problem.recipe.privacy.adjacency != "replace-one":
-        return 0
-    batch = problem.schedule.size
-    slots = min(problem.schedule.slots, length * batch)
-    parameters = sum(p.value.size for p in problem.graph.trainable)
-    return 16 * parameters * (2 * slots + 4 * batch) * min(threads, max(1, radii - 1))
-
-
 def default_frequency(problem: Problem, backend: str) -> int:
-    """An epoch of minibatches where one radius fits ``_COMFORTABLE_BYTES``, else one step; radii and threads do not
+    """An epoch of minibatches where it has no more than ``_COMFORTABLE_PAIRS``, else one step; radii and threads do not
     matter, since they must not change the result.  The relational backend takes whole epochs of 32 steps or more."""
     epoch = problem.schedule.batches_per_epoch
     if BACKENDS[backend].relational:
         epoch *= -(-_RELATIONAL_STEPS // epoch)
     epoch = min(problem.steps, epoch)
-    return epoch if window_bytes(problem, epoch, 2, 1) <= _COMFORTABLE_BYTES else 1
+    if epoch == 1 or problem.recipe.privacy.adjacency != "replace-one":
+        return epoch
+    batch = problem.schedule.size
+    pairs = problem.graph.initial().size * (min(problem.schedule.slots, epoch * batch) + 2 * batch)
+    return epoch if pairs <= _COMFORTABLE_PAIRS else 1
 
 
 def keeps_certificate(problem: Problem, radii: Sequence[int], method: Method) -> bool:
@@ -227,14 +225,22 @@ def keeps_certificate(problem: Problem, radii: Sequence[int], method: Method) ->
     return True
 
 
-def check_memory(problem: Problem, windows: Sequence[Span], radii: int, threads: int) -> None:
-    """Raises CertdpError for windows that would need more than ``_MOST_BYTES``."""
+def check_memory(
+    problem: Problem, windows: Sequence[Span], radii: Sequence[int], threads: int, start: int = 0
+) -> None:
+    """Raises CertdpError for windows from step ``start`` on that would need more than ``_MOST_BYTES``."""
     longest = max((span.stop - span.start for span in windows), default=1)
-    need = window_bytes(problem, longest, radii, threads)
+    if longest == 1 or problem.recipe.privacy.adjacency != "replace-one":
+        return
+    schedule = problem.schedule
+    slots = min(schedule.slots, longest * schedule.size)
+    whole = all(schedule.epoch(start + s.start) == schedule.epoch(start + s.stop - 1) for s in windows)
+    one = radius_bytes(problem.graph.initial().size, 0 if whole else slots, min(max(radii), slots))
+    need = one * min(threads, max(1, len(radii) - 1))
     if need > _MOST_BYTES:
         raise CertdpError(
-            f"F: windows of {longest} steps need about {need / 2**30:.0f} GiB for {radii} radii on {threads} threads, "
-            f"more than {_MOST_BYTES >> 30} GiB; choose a smaller F or fewer threads"
+            f"F: windows of {longest} steps need about {need / 2**30:.0f} GiB for radii up to {max(radii)} "
+            f"on {threads} threads, more than {_MOST_BYTES >> 30} GiB; choose a smaller F or fewer threads"
         )
 
 
@@ -262,7 +268,7 @@ def sweep(
     F = default_frequency(problem, method.backend) if method.F is None else method.F
     relational = keeps_certificate(problem, radii, method)
     windows = list(spans(stop - start, F, method.stride))
-    check_memory(problem, windows, len(radii), threads)
+    check_memory(problem, windows, radii, threads, start)
     keep = 1 if method.stride is None else F
     trail = Trail(0, [problem.start(radii) if theta is None else Boxes.point(theta, len(radii))])
     widths, before = np.zeros((stop - start + 1, len(radii))), 0.0
@@ -342,12 +348,10 @@ def run(
         "radii": list(radii),
         "method": method.facts(),
         "slots": problem.schedule.slots,
-        "parameters": [[p.name, list(p.shape)] for p in problem.graph.trainable],
-        "nodes": [repr(n) for n in problem.graph.nodes],
+        "graph": problem.graph.digest,
         "model": model_sha256,
     }
-    frozen = [p.value for p in problem.graph.parameters]
-    arrays = [*frozen, problem.records.features, problem.records.targets]
+    arrays = [problem.records.features, problem.records.targets]
     file = CheckpointFile(checkpoint, facts, arrays) if checkpoint is not None else None
     if resume and file is None:
         raise CertdpError("resume: no checkpoint file is given")
@@ -374,7 +378,7 @@ def reach(graph: Graph, recipe: Recipe, slots: int) -> tuple[np.ndarray, np.ndar
     """The public box ``(P,)`` that holds the trained parameters whatever the data: clipping alone allows no more."""
     graph = prepare_graph(graph, recipe)
     nothing = Records(np.zeros((graph.input_features, 0)), np.zeros((graph.outputs, 0)), slots)
-    loss = make_loss(recipe.training.loss, recipe.training.huber_delta)
+    loss = training_loss(recipe)
     schedule = schedules.make(recipe, slots)
     problem = Problem(graph, recipe, loss, nothing, schedule, recipe.learning_rates(slots))
     window = problem.window(0, 0, [problem.start(())], ())

@@ -253,8 +253,8 @@ _StepCount = Annotated[int, Field(ge=1, le=_MAX_STEPS)]
 class Training(_Section):
     """One step: theta <- contraction * theta - (eta_t / normaliser) * sum of clipped gradients of the batch."""
 
-    loss: Literal["squared", "absolute", "huber", "logistic", "hinge", "cross-entropy"] = _field(
-        '"squared", "absolute", "huber", "logistic", "hinge" or "cross-entropy"', "loss of one record"
+    loss: Literal["squared", "absolute", "huber", "logistic", "hinge", "smoothed-hinge", "cross-entropy"] = _field(
+        '"squared", "absolute", "huber", "logistic", "hinge", "smoothed-hinge" or "cross-entropy"', "loss of one record"
     )
     clip: _Positive = _field(
         "a finite number > 0", "gamma: every entry of a record's gradient is clipped to [-clip, clip]"
@@ -274,6 +274,11 @@ class Training(_Section):
         "an integer >= 1", "b: the public divisor of a batch's sum; default: the nominal batch size", None
     )
     huber_delta: _Positive = _field("a finite number > 0", 'where loss = "huber" turns linear, in model units', 1.0)
+    hinge_width: _Positive = _field(
+        "a finite number > 0",
+        'where loss = "smoothed-hinge" is curved: at margins from 1 - hinge_width to 1; below it is a line',
+        1.0,
+    )
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> "Training":

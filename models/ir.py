@@ -7,8 +7,9 @@ broadcasts are Gathers, and a model is a short list of operators whose rules liv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -94,6 +95,14 @@ class Graph:
         for node in self.nodes:
             flags.append(isinstance(node.op, Input) or any(flags[i] for i in node.inputs))
         return tuple(flags)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of all that the graph is, every value of its parameters, constants and indices included."""
+        total = hashlib.sha256()
+        for part in _parts((self.nodes, self.output, self.input_shape, self.parameters)):
+            total.update(part)
+        return total.hexdigest()
 
     @property
     def trainable(self) -> tuple[ParameterInfo, ...]:
@@ -224,3 +233,21 @@ class Graph:
 
 
 __all__ = ["Graph", "Node", "ParameterInfo"]
+
+
+def _parts(value) -> Iterator[bytes | memoryview]:
+    """Bytes that tell values apart; arrays in full."""
+    if isinstance(value, np.ndarray):
+        yield f"array {value.dtype.str} {value.shape} ".encode()
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    elif is_dataclass(value):
+        yield f"{type(value).__name__} ".encode()
+        yield from _parts(tuple(getattr(value, f.name) for f in fields(value)))
+    elif isinstance(value, tuple):
+        yield f"{len(value)} of ".encode()
+        for part in value:
+            yield from _parts(part)
+    elif isinstance(value, str | int | float | np.generic):
+        yield f"{value!r} ".encode()
+    else:
+        raise TypeError(f"{type(value).__name__} has no digest")

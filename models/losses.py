@@ -127,16 +127,21 @@ class Logistic(Loss):
 
 
 @dataclass(frozen=True)
-class Hinge(Loss):
-    """``max(0, 1 - y z)`` with ``y`` in {-1, 1}; gradient ``-y`` where ``y z < 1``, else 0."""
-
-    name = "hinge"
+class _MarginLoss(Loss):
+    """A function of the margin ``m = y z`` with ``y`` in {-1, 1}, decreasing up to ``m = 1`` and 0 from there."""
 
     def prepare(self, targets, outputs):
         targets = super().prepare(targets, outputs)
         if not np.isin(targets, (-1.0, 1.0)).all():
-            raise TargetError("hinge loss needs targets -1 and 1; map the labels, or use the logistic loss")
+            raise TargetError(f"{self.name} loss needs targets -1 and 1; map the labels, or use the logistic loss")
         return targets
+
+
+@dataclass(frozen=True)
+class Hinge(_MarginLoss):
+    """``max(0, 1 - m)``, ``m = y z``, with ``y`` in {-1, 1}; gradient ``-y`` where ``m < 1``, else 0."""
+
+    name = "hinge"
 
     def value(self, predictions, targets):
         return np.maximum(0.0, 1.0 - targets * predictions).sum(axis=0)
@@ -151,6 +156,37 @@ class Hinge(Loss):
         lower = np.where(surely, -targets, np.where(possibly, np.minimum(-targets, 0.0), 0.0))
         upper = np.where(surely, -targets, np.where(possibly, np.maximum(-targets, 0.0), 0.0))
         return Interval(lower, upper)
+
+
+@dataclass(frozen=True)
+class SmoothedHinge(_MarginLoss):
+    """The hinge rounded off below its kink (Huberised): with ``m = y z``, ``y`` in {-1, 1}, and a width ``h > 0``,
+
+    0 for ``m >= 1``, ``(1 - m)^2 / (2 h)`` for ``1 - h < m < 1``, ``1 - m - h / 2`` for ``m <= 1 - h``; gradient
+    ``-y clip((1 - m) / h, 0, 1)``.  The margin is exact, and every rounded operation after it is monotone.
+    """
+
+    name = "smoothed-hinge"
+    width: float = 1.0
+
+    def value(self, predictions, targets):
+        short = np.maximum(0.0, 1.0 - targets * predictions)
+        inner = np.minimum(short, self.width)
+        return (inner * inner / (2.0 * self.width) + (short - inner)).sum(axis=0)
+
+    def gradient(self, predictions, targets):
+        return -targets * np.clip((1.0 - targets * predictions) / self.width, 0.0, 1.0)
+
+    def ramp_interval(self, predictions: Interval, targets: np.ndarray, ladder: float) -> Interval:
+        """Bounds of ``(1 - m) / h``, which is between 0 and 1 where the loss is curved."""
+        ends = (targets * predictions.lower, targets * predictions.upper)
+        short = rounded(1.0 - np.maximum(*ends), 1.0 - np.minimum(*ends), ladder)
+        return rounded(short.lower / self.width, short.upper / self.width, ladder)
+
+    def gradient_interval(self, predictions, targets, ladder):
+        ramp = self.ramp_interval(predictions, targets, ladder)
+        ends = (-targets * np.clip(ramp.lower, 0.0, 1.0), -targets * np.clip(ramp.upper, 0.0, 1.0))
+        return Interval(np.minimum(*ends), np.maximum(*ends))
 
 
 @dataclass(frozen=True)
@@ -201,12 +237,13 @@ class CrossEntropy(Loss):
 
 
 LOSSES: dict[str, type[Loss]] = {
-    loss.name: loss for loss in (Squared, Absolute, Huber, Logistic, Hinge, CrossEntropy)
+    loss.name: loss for loss in (Squared, Absolute, Huber, Logistic, Hinge, SmoothedHinge, CrossEntropy)
 }
 
 
-def make_loss(name: str, huber_delta: float = 1.0) -> Loss:
+def make_loss(name: str, huber_delta: float = 1.0, hinge_width: float = 1.0) -> Loss:
     """The loss with this name; raises ValueError listing the names there are."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
-    return Huber(huber_delta) if name == "huber" else LOSSES[name]()
+    made = {"huber": lambda: Huber(huber_delta), "smoothed-hinge": lambda: SmoothedHinge(hinge_width)}
+    return made.get(name, LOSSES[name])()

@@ -215,7 +215,7 @@ def release_parameters(
     grid = np.array([sampling.public_grid(low, high) for low, high in zip(*box, strict=True)])
     windows = list(zip((0, *plan.steps), plan.steps, strict=False))
     facts = _facts(problem, plan, method)
-    arrays = [initial, *(p.value for p in problem.graph.parameters), problem.records.features, problem.records.targets]
+    arrays = [initial, problem.records.features, problem.records.targets]
     kept = _RunFile(state, facts, arrays, len(windows))
     first = None if state is None else _saver(state, facts, [*arrays, initial], 0)
     kept.open(resume, first is not None and first.path.exists())
@@ -308,8 +308,7 @@ def _facts(problem: Problem, plan: AgsPlan, method: Method) -> dict:
         "plan": plan.facts(),
         "method": method.facts(),
         "slots": problem.schedule.slots,
-        "parameters": [[p.name, list(p.shape)] for p in problem.graph.trainable],
-        "nodes": [repr(n) for n in problem.graph.nodes],
+        "graph": problem.graph.digest,
     }
 
 

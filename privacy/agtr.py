@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -161,6 +162,44 @@ def predict_from_bounds(
         rule["difference"] = differences(rows)
     released, _ = _release(lower[0], lower, upper, ceiling, output_range, terms, rule, bits)
     return Release(released.values[inverse], released.guarantee)
+
+
+def least_noise(
+    metadata,
+    ceiling: np.ndarray,
+    epsilon: float,
+    delta: float = 0.0,
+    *,
+    output_range,
+    per_query: bool = False,
+    family: str | None = None,
+    betas=None,
+    joint: bool | None = None,
+) -> np.ndarray:
+    """PUBLIC (M, O): the typical noise that each number has at least, in widths of its public output range.
+
+    No smooth bound is below its public tail, the `ceiling` (M, O) discounted by the largest radius; the noise of that
+    (mean of its size, for Cauchy the median) is what the kindest records would get. Arguments as for
+    `predict_from_bounds`, but for the envelope: only its public `metadata` are read.
+
+    Guarantee:
+    * least noise is public: it is a function of the request and the public facts of the run.
+
+    Errors: PrivacyError.
+    """
+    envelope = SimpleNamespace(metadata=metadata, radii=metadata.radii)
+    shape = ceiling.shape
+    terms, rule = envelope_terms(envelope, epsilon, delta, shape, per_query, family, betas, joint)
+    low, high = _check_range(output_range, shape[-1:])
+    width = smooth.subtract_up(high, low)
+    mechanism, weights = terms.mechanism, np.exp2(-np.round(np.log2(width)))
+    groups = Groups(shape, mechanism.dim)
+    # Radii that were chosen on the records are private; the tail is then that of all slots.
+    last = metadata.radii[-1] if "radii" in rule else metadata.slots
+    top = smooth.norm_outputs(groups.cut(np.minimum(ceiling, width)), mechanism.norm, groups.each(weights))
+    tails = {pair.beta: smooth.discounted(top, smooth.weight(pair.beta, last)) for pair in mechanism.pairs}
+    scale = _spread(noise.noise_scale(tails, mechanism.pairs), mechanism.dim, shape)
+    return mechanism.family.typical(mechanism.dim) * scale / (1.0 if mechanism.dim == 1 else weights) / width
 
 
 def distinct_bounds(envelope, bounds, queries):
@@ -393,8 +432,13 @@ def _clipped(nominal, lower, upper, low, high):
             f"bounds: nominal {nominal.shape}, lower {lower.shape} and upper {upper.shape} do not fit; "
             "give (M, O), (K+1, M, O), (K+1, M, O)"
         )
-    if not (np.all(np.isfinite(nominal)) and np.all(lower <= upper)):
-        raise PrivacyError("bounds: a nominal value is not finite, or a bound is NaN or out of order; recompute them")
+    if not np.all(np.isfinite(nominal)):
+        raise PrivacyError(
+            "nominal: a prediction is not finite: training diverged or an input is far too large; "
+            "certify again with a smaller learning_rate or clip, or give smaller inputs"
+        )
+    if not np.all(lower <= upper):
+        raise PrivacyError("bounds: an end is NaN, or they are out of order; certify again with a sound backend")
     nominal, lower, upper = (np.clip(x, low, high) for x in (nominal, lower, upper))
     if not (np.array_equal(lower[0], nominal) and np.array_equal(upper[0], nominal)):
         raise PrivacyError(

@@ -14,7 +14,7 @@ import numpy as np
 from certify._siblings import require
 from certify.envelope import Envelope
 from certify.errors import EnvelopeError, PrivacyError
-from privacy.agtr import Release, predict_from_bounds
+from privacy.agtr import Release, least_noise, predict_from_bounds
 
 require("models", "solvers")
 
@@ -150,6 +150,16 @@ class Query:
 
     def _shaped(self, rows: np.ndarray) -> np.ndarray:
         return rows.reshape(len(rows), *self.graph.input_shape)
+
+
+def noise_floor(query: Query, features: np.ndarray, epsilon: float, delta: float = 0.0, **options) -> np.ndarray:
+    """PUBLIC `agtr.least_noise` of a request, ``(M, O)`` for its distinct inputs; arguments as for `predict`.
+
+    Reads the model, the recipe and the envelope's public metadata, never its boxes.  Raises PrivacyError, DataError.
+    """
+    rows = np.unique(query.prepare(features) + 0.0, axis=0)
+    public = query.envelope.metadata
+    return least_noise(public, query.ceiling(rows), epsilon, delta, output_range=query.output_range, **options)
 
 
 def predict(

@@ -22,24 +22,29 @@ Dividing by ``c^s`` (weights ``w_s = rate_s / (normaliser c^s)``) keeps earlier 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from models.ops.base import ABSOLUTE, RELATIVE, Interval
-from solvers.gradients import FixedPoint
-from solvers.update import update_interval
-from solvers.window import Boxes, Step, Window
+from solvers.gradients import Factors, FixedPoint, Sums, Terms, add_terms, largest_sums
+from solvers.update import _totals, largest, update_interval
+from solvers.window import Boxes, Window
 
-#: Ends of the clipped gradients of a batch: see `coupled`.
-Ends = Callable[[Window, Step, Interval, float, FixedPoint], tuple[np.ndarray, np.ndarray]]
+#: Bounds of some slots' gradients over several boxes, tile by tile: `solvers.ibp._visit`.
+Visit = Callable[
+    [Window, np.ndarray, list[Interval], list[float], FixedPoint],
+    Iterator[tuple[int, slice, Interval | Factors, np.ndarray, np.ndarray]],
+]
 
 #: Sums over a window stay below 2^_BITS quanta.
 _BITS = 60
 #: Contraction over a window is limited, so that weights stay within a factor of 2^10.
 _MOST_CONTRACTION = 2.0**-10
+#: Radii that pass over the records together hold no more than this, unless one alone does.
+_TOGETHER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +61,7 @@ class _Grid:
         powers = window.contraction ** np.arange(1, len(window.steps) + 1)
         rates = np.array([s.learning_rate for s in window.steps])
         weights = rates / window.normaliser / powers / np.array([g.scale for g in grids])
-        most = sum(w * len(s.batch) * g.unit for w, s, g in zip(weights, window.steps, grids, strict=True))
+        most = sum(w * max(1, len(s.batch)) * g.unit for w, s, g in zip(weights, window.steps, grids, strict=True))
         quantum = math.ldexp(1.0, math.ceil(math.log2(most)) - _BITS)
         return cls(quantum, weights / quantum, grids)
 
@@ -75,23 +80,30 @@ def pieces(window: Window) -> list[tuple[int, int, int]]:
     return [(s - history, s, min(stop, s + longest - history)) for s in starts]
 
 
-def coupled(window: Window, size: int, nominal: list[np.ndarray], ends: Ends, threads: int) -> list[Boxes]:
+def radius_bytes(parameters: int, recurring: int, radius: int) -> int:
+    """Memory of one radius in a window, where ``recurring`` slots are in steps that share slots with other steps."""
+    return 16 * parameters * (recurring + 8 * radius + 8)
+
+
+def coupled(window: Window, size: int, nominal: list[np.ndarray], visit: Visit, threads: int) -> list[Boxes]:
     """Boxes of all radii after the window's fresh steps; ``size`` is ``P``, ``nominal`` the parameters after each.
 
-    ``ends(window, step, box, ladder, grid)`` gives the ends of the batch's clipped gradients over a box, on the grid:
-    two float64 arrays ``(P, len(batch))`` in the order of the batch, zero for empty slots.
+    In every step the records are read once for all radii, or for as many as fit into memory.
     """
-    grid = _Grid.make(window)
-    slots = np.unique(np.concatenate([s.batch for s in window.steps]))
-    places = [np.searchsorted(slots, s.batch) for s in window.steps]
-
-    def one(j: int) -> list[Interval]:
-        known = [Interval(boxes.lower[j], boxes.upper[j]) for boxes in window.known]
-        return _radius(window, size, window.radii[j], known, grid, len(slots), places, ends)
-
+    public = _Public.make(window)
     wide = [j for j, k in enumerate(window.radii) if k > 0]
-    with ThreadPoolExecutor(max(1, min(threads, len(wide)))) as pool:
-        found = dict(zip(wide, pool.map(one, wide), strict=True))
+    most = radius_bytes(size, public.recurring, min(max(window.radii), public.slots))
+    together = max(1, _TOGETHER_BYTES // (threads * most))
+    groups = max(min(threads, len(wide)), -(-len(wide) // together))
+
+    def work(group: int) -> dict[int, list[Interval]]:
+        rows = wide[group::groups]
+        return dict(zip(rows, _run(window, size, rows, public, visit), strict=True))
+
+    found = {}
+    with ThreadPoolExecutor(threads) as pool:
+        for part in pool.map(work, range(groups)):
+            found |= part
     result = []
     for t, point in enumerate(nominal):
         rows = [found[j][t] if j in found else Interval(point, point) for j in range(len(window.radii))]
@@ -100,61 +112,103 @@ def coupled(window: Window, size: int, nominal: list[np.ndarray], ends: Ends, th
     return result
 
 
-def _radius(
-    window: Window, size: int, radius: int, known: list[Interval], grid: _Grid, slots: int, places: list, ends: Ends
-) -> list[Interval]:
-    """One radius through the window: the boxes after its fresh steps."""
-    rising = np.zeros((size, slots), np.int64)  # what choosing a slot adds to the upper end
-    falling = np.zeros((size, slots), np.int64)  # what it takes from the lower end
-    sum_lower, sum_upper = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    chosen = min(radius, slots)
-    start = box = known[0]
-    reach, slack, power, found = 0, 1024, 1.0, []
-    for t, (one, place) in enumerate(zip(window.steps, places, strict=True)):
-        fixed, factor = grid.grids[t], grid.factors[t]
-        lower, upper = ends(window, one, box, 2.0 * radius, fixed)
+@dataclass(frozen=True, eq=False)
+class _Public:
+    """Public facts of a window: its grid, how many slots it has, and how many of them need a column of their own.
 
+    ``columns``: for every step the columns of its batch, in order; none where no slot of the step is in another step,
+    since then only the largest of its terms matter.
+    """
+
+    grid: _Grid
+    slots: int
+    recurring: int
+    columns: tuple[np.ndarray, ...]
+
+    @classmethod
+    def make(cls, window: Window) -> _Public:
+        batches = [one.batch for one in window.steps]
+        slots, counts = np.unique(np.concatenate(batches), return_counts=True)
+        mixed = [batch for batch in batches if np.isin(batch, slots[counts > 1]).any()]
+        kept = np.unique(np.concatenate([slots[:0], *mixed]))
+        columns = (np.searchsorted(kept, b) if np.isin(b, kept).any() else slots[:0] for b in batches)
+        return cls(_Grid.make(window), len(slots), len(kept), tuple(columns))
+
+
+@dataclass(eq=False)
+class _Radius:
+    """One radius on its way through a window.
+
+    ``rising`` ``(P, chosen)`` int64, ascending: of the slots that occur once, the largest of what choosing one adds to
+    the upper end, zeros standing for none; ``falling``: what it takes from the lower end.  For the others: ``terms``.
+    """
+
+    radius: int
+    start: Interval
+    terms: Terms
+    rising: np.ndarray
+    falling: np.ndarray
+    box: Interval = field(init=False)
+    found: list[Interval] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.box = self.start
+
+    @classmethod
+    def make(cls, radius: int, start: Interval, public: _Public) -> _Radius:
+        size, chosen = len(start.lower), min(radius, public.slots)
+        none = np.zeros((size, chosen), np.int64)
+        return cls(radius, start, Terms.zeros(size, public.recurring), none, none)
+
+    def choose(self, sums: Sums, empty: int, spent: int, factor: float, clip: int) -> None:
+        """Take in the largest terms of a step whose slots occur once."""
+        lower, upper = (largest(heap, empty, spent) for heap in (sums.top_lower, sums.top_upper))
+        self.rising = _merged(self.rising, clip + np.rint(factor * lower).astype(np.int64))
+        self.falling = _merged(self.falling, clip + np.rint(factor * upper).astype(np.int64))
+
+
+def _merged(kept: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """The largest of both, as many as ``kept``, ascending."""
+    return np.sort(np.concatenate([kept, terms], axis=1), axis=1)[:, terms.shape[1] :]
+
+
+def _run(window: Window, size: int, rows: Sequence[int], public: _Public, visit: Visit) -> list[list[Interval]]:
+    """Some radii through the window, side by side: the boxes after its fresh steps."""
+    first, grid = window.boxes, public.grid
+    states = [_Radius.make(window.radii[j], Interval(first.lower[j], first.upper[j]), public) for j in rows]
+    reach, slack, power = 0, 1024, 1.0
+    for t, one in enumerate(window.steps):
+        fixed, factor, columns = grid.grids[t], grid.factors[t], public.columns[t]
         clip = int(np.rint(factor * fixed.unit))
-        low = np.rint(factor * lower).astype(np.int64)
-        high = np.rint(factor * upper).astype(np.int64)
-        sum_lower += low.sum(axis=1)
-        sum_upper += high.sum(axis=1)
-        rising[:, place] += clip + low
-        falling[:, place] += clip - high
-        reach += len(place) * clip
+        count, places = len(one.batch), window.records.places(one.batch)
+        sums = [Sums.zeros(size, min(state.radius, count)) for state in states]
+        boxes, ladders = [state.box for state in states], [2.0 * state.radius for state in states]
+        for i, tile, bounds, bad, target in visit(window, one.batch[places], boxes, ladders, fixed):
+            at = columns[places[tile]] if len(columns) else columns
+            add_terms(bounds, fixed, bad, target, sums[i], states[i].terms, factor, clip, at)
+
+        reach += count * clip
         # One unit a term for rounding to this grid, and one gradient unit a term for rounding to the other.
-        slack += len(place) * (1 + math.ceil(factor))
-
+        slack += count * (1 + math.ceil(factor))
         power *= window.contraction
-        if t + 1 < len(known):
-            box = known[t + 1]
-            continue
-        plain = _step(window, one, box, lower, upper, radius, fixed)
-        up = (slack + _largest(rising, chosen) - sum_lower).astype(np.float64)
-        down = (slack + _largest(falling, chosen) + sum_upper).astype(np.float64)
-        error = (8 * t + 24) * RELATIVE * (start.magnitude + grid.quantum * (2.0 * reach + slack)) + ABSOLUTE
-        coupled_lower = power * (start.lower - grid.quantum * down) - error
-        coupled_upper = power * (start.upper + grid.quantum * up) + error
-        box = Interval(np.maximum(plain.lower, coupled_lower), np.minimum(plain.upper, coupled_upper))
-        found.append(box)
-    return found
-
-
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Sum of the ``count`` largest entries of each row, int64."""
-    if count == 0:
-        return np.zeros(len(values), np.int64)
-    split = values.shape[1] - count
-    return np.partition(values, split, axis=1)[:, split:].sum(axis=1) if split else values.sum(axis=1)
-
-
-def _step(window: Window, one: Step, box: Interval, lower, upper, radius: int, fixed: FixedPoint) -> Interval:
-    """The plain bound of one step, from the same gradients."""
-    size = len(one.batch)
-    spent = min(radius, size)
-    low, high = lower.astype(np.int64), upper.astype(np.int64)
-    allowance = spent * fixed.unit + size
-    least = low.sum(axis=1) - _largest(low, spent) - allowance
-    most = high.sum(axis=1) + _largest(-high, spent) + allowance
-    total = Interval(least.astype(np.float64), most.astype(np.float64))
-    return update_interval(window, box, total, one.learning_rate / window.normaliser / fixed.scale)
+        relative = (8 * t + 24) * RELATIVE
+        for state, found, j in zip(states, sums, rows, strict=True):
+            if len(columns):
+                empty = np.delete(columns, places)
+                state.terms.rising[:, empty] += clip
+                state.terms.falling[:, empty] += clip
+            else:
+                state.choose(found, count - len(places), min(state.radius, count), factor, clip)
+            if t + 1 < len(window.known):
+                state.box = Interval(window.known[t + 1].lower[j], window.known[t + 1].upper[j])
+                continue
+            total = Interval(*_totals(window, found, state.radius, count, len(places), fixed))
+            plain = update_interval(window, state.box, total, one.learning_rate / window.normaliser / fixed.scale)
+            up = largest_sums(state.rising, state.terms.rising) - state.terms.lower + slack
+            down = largest_sums(state.falling, state.terms.falling) + state.terms.upper + slack
+            error = relative * (state.start.magnitude + grid.quantum * (2.0 * reach + slack)) + ABSOLUTE
+            coupled_lower = power * (state.start.lower - grid.quantum * down.astype(np.float64)) - error
+            coupled_upper = power * (state.start.upper + grid.quantum * up.astype(np.float64)) + error
+            state.box = Interval(np.maximum(plain.lower, coupled_lower), np.minimum(plain.upper, coupled_upper))
+            state.found.append(state.box)
+    return [state.found for state in states]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -89,6 +90,36 @@ class Sums:
             largest(self.top_upper, other.top_upper),
             self.degenerate + other.degenerate,
         )
+
+
+class Factors(NamedTuple):
+    """Bounds of a weight's gradients before they are multiplied out: row ``m K + k`` is ``d[m] a[k]``, widened."""
+
+    d: Interval
+    a: Interval
+    ladder: float
+
+    def dense(self) -> Interval:
+        return outer_interval(self.d, self.a, 1, "natural", self.ladder)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What one radius adds up over the steps of a window on the window's grid: int64, see `solvers.coupled`.
+
+    ``lower``, ``upper`` ``(P,)``: sums of the ends.  ``rising``, ``falling`` ``(P, R)``, a column for each of the ``R``
+    slots that may occur again: sums of ``clip + lower end`` and of ``clip - upper end``.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    rising: np.ndarray
+    falling: np.ndarray
+
+    @classmethod
+    def zeros(cls, size: int, columns: int) -> Terms:
+        shapes = ((size,), (size,), (size, columns), (size, columns))
+        return cls(*(np.zeros(shape, np.int64) for shape in shapes))
 
 
 @njit(nogil=True, cache=True)
@@ -260,6 +291,82 @@ def _dense_interval(gl, gu, limit, bad, unit, target, lower, upper, top_lower, t
 
 
 @njit(nogil=True, cache=True)
+def _add_terms(lo, hi, n, factor, clip, columns, p, lower, upper, rising, falling):
+    """Add one parameter's rounded terms of a tile, rounded once more to the window's grid; they are overwritten."""
+    below = 0
+    above = 0
+    for i in range(n):
+        lo[i] = np.rint(factor * lo[i])
+        hi[i] = np.rint(factor * hi[i])
+        below += np.int64(lo[i])
+        above += np.int64(hi[i])
+    lower[p] += below
+    upper[p] += above
+    if columns.shape[0] > 0:
+        for i in range(n):
+            rising[p, columns[i]] += clip + np.int64(lo[i])
+            falling[p, columns[i]] += clip - np.int64(hi[i])
+
+
+@njit(nogil=True, cache=True)
+def _dense_terms(gl, gu, limit, bad, unit, target, sums, factor, clip, columns, terms):
+    rows, n = gl.shape
+    lo = np.empty(n)
+    hi = np.empty(n)
+    for m in range(rows):
+        for i in range(n):
+            lo[i] = _on_grid(gl[m, i], limit)
+            hi[i] = _on_grid(gu[m, i], limit)
+        _finish(lo, hi, n, bad, unit, target[m], *sums)
+        _add_terms(lo, hi, n, factor, clip, columns, target[m], *terms)
+
+
+@njit(nogil=True, cache=True)
+def _factors_terms(
+    dl, du, al, au, widening, floor, limit, bad, unit, target, sums, factor, clip, columns, terms
+):
+    rows, n = dl.shape
+    cols = al.shape[0]
+    lo = np.empty(n)
+    hi = np.empty(n)
+    dm = np.maximum(np.abs(dl), np.abs(du))
+    am = np.maximum(np.abs(al), np.abs(au))
+    for m in range(rows):
+        below = dl[m]
+        above = du[m]
+        for k in range(cols):
+            p = al[k]
+            q = au[k]
+            for i in range(n):
+                c0 = below[i] * p[i]
+                c1 = below[i] * q[i]
+                c2 = above[i] * p[i]
+                c3 = above[i] * q[i]
+                e = widening * (dm[m, i] * am[k, i]) + floor
+                u = c0 if c0 < c1 else c1
+                w = c2 if c2 < c3 else c3
+                lo[i] = _on_grid((u if u < w else w) - e, limit)
+                v = c0 if c0 > c1 else c1
+                w = c2 if c2 > c3 else c3
+                hi[i] = _on_grid((v if v > w else w) + e, limit)
+            _finish(lo, hi, n, bad, unit, target[m * cols + k], *sums)
+            _add_terms(lo, hi, n, factor, clip, columns, target[m * cols + k], *terms)
+
+
+@njit(nogil=True, cache=True)
+def _largest_sums(kept, values):
+    """Per row, the sum of the ``k`` largest among ``kept`` ``(P, k)``, ascending, and ``values`` ``(P, R)``; int64."""
+    rows, count = kept.shape
+    total = np.zeros(rows, np.int64)
+    if count > 0:
+        for p in range(rows):
+            heap = kept[p].copy()
+            _keep_largest(values[p], values.shape[1], 1, heap)
+            total[p] = heap.sum()
+    return total
+
+
+@njit(nogil=True, cache=True)
 def _materialise_point(d, a, positions, g):
     rows = d.shape[0] // positions
     cols = a.shape[0] // positions
@@ -387,6 +494,28 @@ def add_dense(g: Interval, grid: FixedPoint, bad: np.ndarray, target: np.ndarray
     _dense_interval(g.lower, g.upper, *tail)
 
 
+def add_terms(
+    g: Interval | Factors, grid: FixedPoint, bad: np.ndarray, target: np.ndarray, sums: Sums,
+    terms: Terms, factor: float, clip: int, columns: np.ndarray,
+) -> None:  # fmt: skip
+    """`add_dense`, and the same terms times ``factor`` to ``terms``.
+
+    ``clip``: that of the records, times ``factor``.  ``columns`` ``(n,)``: those of the records, or empty for none.
+    """
+    totals = (sums.lower, sums.upper, sums.top_lower, sums.top_upper)
+    parts = (terms.lower, terms.upper, terms.rising, terms.falling)
+    tail = (grid.limit, bad, grid.unit, target, totals, factor, clip, columns, parts)
+    if isinstance(g, Factors):
+        _factors_terms(*g.d, *g.a, *_widening(g.ladder, 1, "natural"), *tail)
+    else:
+        _dense_terms(*g, *tail)
+
+
+def largest_sums(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sum of the ``k`` largest entries of each row of ``kept`` ``(P, k)``, ascending, and ``values`` ``(P, R)``."""
+    return _largest_sums(kept, values)
+
+
 def outer_point(d: np.ndarray, a: np.ndarray, positions: int) -> np.ndarray:
     """Per-record gradients ``(M*K, n)`` of a weight seen at several positions."""
     g = np.empty((d.shape[0] // positions * (a.shape[0] // positions), d.shape[1]))
@@ -401,8 +530,12 @@ def outer_interval(d: Interval, a: Interval, positions: int, products: str, ladd
     kernel = _materialise_natural if products == "natural" else _materialise_midpoint_radius
     kernel(*d, *a, positions, *g)
     if ladder > 0.0:
-        terms = positions + 2 if products == "natural" else 4 * positions + 12
-        factor = ladder * terms * UNIT_ROUNDOFF * positions
-        # Products on the grid's scale below 2^-1000 are far under half a quantum: the floor is a whole quantum's 2^-40.
-        _widen_outer(*d, *a, positions, factor, ladder * 2.0**-40, *g)
+        _widen_outer(*d, *a, positions, *_widening(ladder, positions, products), *g)
     return g
+
+
+def _widening(ladder: float, positions: int, products: str) -> tuple[float, float]:
+    """How far bounds of a weight's gradients go outward: as a factor of the products, and at least."""
+    terms = positions + 2 if products == "natural" else 4 * positions + 12
+    # Products on the grid's scale below 2^-1000 are far under half a quantum: the floor is a whole quantum's 2^-40.
+    return ladder * terms * UNIT_ROUNDOFF * positions, ladder * 2.0**-40

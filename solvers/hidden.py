@@ -23,7 +23,7 @@ from functools import singledispatch
 import numpy as np
 from numba import njit
 
-from models.losses import Huber, Logistic, Loss
+from models.losses import Huber, Logistic, Loss, SmoothedHinge
 from models.ops import Affine, Interval
 from models.ops.activations import Sigmoid, Softplus, Tanh
 from models.ops.base import LIBRARY, RELATIVE, Op, interval_product, laddered, rounded
@@ -31,7 +31,6 @@ from solvers.errors import UnsupportedWindowError
 from solvers.gradients import FixedPoint, Sums, add_dense
 from solvers.ibp import Plan
 from solvers.jacobian import (
-    LARGEST,
     LARGEST_OUTPUT,
     LARGEST_SCALE,
     Curvature,
@@ -40,6 +39,7 @@ from solvers.jacobian import (
     clarke,
     entries,
     feature_ends,
+    largest_derivative,
     second_derivative,
     source_features,
     step_rounding,
@@ -221,7 +221,7 @@ class Hidden:
         second_derivative(window.loss, Interval(nothing, nothing), nothing, 0.0)
         low, high = (end[:, None] for end in feature_ends(window, plan, structure.source))
         reach = np.maximum(np.abs(low), np.abs(high))[structure.feature, 0]
-        bend, error = LARGEST[window.loss.name]
+        bend, error = largest_derivative(window.loss)
         target = target_ends(window.loss, window)
         return cls(plan, structure, low, high, target, np.where(reach > 0.0, reach, 1.0), bend, error)
 
@@ -353,8 +353,8 @@ def _row(low, high, surely, possibly, a, others, group, scale, lower, upper):
 
 def target_ends(loss: Loss, window: Window) -> Interval:
     """Public ends ``(1, 1)`` between which the loss sees its targets; raises UnsupportedWindowError."""
-    if isinstance(loss, Logistic | Huber):  # its targets are probabilities; its derivative is bounded anyway
-        ends = (0.0, 1.0) if isinstance(loss, Logistic) else (-np.inf, np.inf)
+    if isinstance(loss, Logistic | Huber | SmoothedHinge):  # targets are bounded, or the derivative is anyway
+        ends = {"logistic": (0.0, 1.0), "smoothed-hinge": (-1.0, 1.0)}.get(loss.name, (-np.inf, np.inf))
         return Interval(*(np.full((1, 1), end) for end in ends))
     if window.target_range is None:
         raise UnsupportedWindowError(

@@ -16,10 +16,10 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from models.ops.base import rounded
 from solvers.coupled import coupled, pieces
 from solvers.gradients import (
     TILE,
+    Factors,
     FixedPoint,
     Sums,
     add_dense,
@@ -39,7 +40,7 @@ from solvers.gradients import (
     outer_interval,
     outer_point,
 )
-from solvers.update import update, update_interval
+from solvers.update import _totals, update, update_interval
 from solvers.window import Boxes, Records, Step, Window
 
 #: Working set aimed at by a tile, in float64 numbers: about half of a core's second-level cache.
@@ -274,6 +275,10 @@ def record_gradients(
         for end in ends:
             _health(end, flags)
         found = _backward(plan, values, seed, ladder, flags)
+    for p in plan.graph.trainable:
+        if p.name not in found:  # the output does not depend on it
+            nothing = np.zeros((p.value.size, x.shape[1]))
+            found[p.name] = [nothing if ladder is None else Interval(nothing, nothing)]
     return found, np.flatnonzero(flags)
 
 
@@ -317,32 +322,6 @@ def _work(plan, window, batch, tiles, shared_point, shared, ladders, keeps, grid
     return [nominal, *results]
 
 
-def _kept_sum(heap: np.ndarray, empty: int, spent: int) -> np.ndarray:
-    """Sum of the ``spent`` largest terms of each parameter, ``empty`` zeros included; int64 ``(P,)``."""
-    if spent == 0:
-        return np.zeros(heap.shape[0], np.int64)
-    zeros = np.zeros((heap.shape[0], min(empty, spent)))
-    both = np.concatenate([heap, zeros], axis=1)
-    best = np.partition(both, both.shape[1] - spent, axis=1)[:, both.shape[1] - spent :]
-    return best.astype(np.int64).sum(axis=1)
-
-
-def _totals(window: Window, sums: Sums, radius: int, size: int, filled: int, grid: FixedPoint):
-    """Integer bounds of the batch's gradient sum when ``radius`` records may differ, as float64 ``(P,)`` pairs."""
-    most = size * grid.unit
-    if window.adjacency == "replace-one":
-        spent = min(radius, size)
-        lower = sums.lower - _kept_sum(sums.top_lower, size - filled, spent) - spent * grid.unit
-        upper = sums.upper + _kept_sum(sums.top_upper, size - filled, spent) + spent * grid.unit
-    else:
-        # Every unit of radius is spent even when it exceeds the batch, or (M) fails there; the batch as a whole
-        # contributes no more than its clip allows.
-        lower = np.maximum(sums.lower - radius * grid.unit, -most)
-        upper = np.minimum(sums.upper + radius * grid.unit, most)
-    # Rounding to the grid and the last product err by less than one unit a record: outward, by a public constant.
-    return (lower - size).astype(np.float64), (upper + size).astype(np.float64)
-
-
 def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | None, threads: int) -> Boxes:
     """All radii through one step."""
     batch = window.records.filled(one.batch)
@@ -382,6 +361,41 @@ def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | N
     return Boxes(nominal, lower, upper)
 
 
+def _bounds(plan: Plan, found: dict[str, list], ladder: float) -> Iterator[tuple[Interval | Factors, np.ndarray]]:
+    """A tile's gradients by parameter: bounds ``(F, n)``, and which entry of the vector each row is."""
+    for name, contributions in found.items():
+        start, first = plan.offsets[name], contributions[0]
+        if len(contributions) == 1 and isinstance(first, _Outer):
+            target = first.target + start
+            if first.positions == 1 and first.products == "natural":
+                yield Factors(first.d, first.a, ladder), target
+                continue
+            bounds = outer_interval(first.d, first.a, first.positions, first.products, ladder)
+        else:
+            bounds = _total([c.dense(ladder) if isinstance(c, _Outer) else c for c in contributions], ladder)
+            target = np.arange(start, start + bounds.lower.shape[0])
+        yield Interval(*map(np.ascontiguousarray, bounds)), target
+
+
+def _visit(
+    plan: Plan, window: Window, slots: np.ndarray, boxes: list[Interval], ladders: list[float], grid: FixedPoint
+) -> Iterator[tuple[int, slice, Interval | Factors, np.ndarray, np.ndarray]]:
+    """Gradients of filled ``slots`` over several boxes; each tile of records is read once and serves all of them.
+
+    Yields the number of the box, the tile, bounds of some parameters' gradients on the grid's scale, the records
+    that were given up on (positions in the tile), and which entry of the vector each row is.
+    """
+    with np.errstate(all="ignore"):
+        shared = [plan.shared_interval(*box, ladder) for box, ladder in zip(boxes, ladders, strict=True)]
+        for start in range(0, len(slots), plan.tile):
+            tile = slice(start, start + plan.tile)
+            x, y = window.records.tile(slots[tile])
+            for number, (values, ladder) in enumerate(zip(shared, ladders, strict=True)):
+                found, bad = record_gradients(plan, window, x, y, values, ladder, grid.scale)
+                for bounds, target in _bounds(plan, found, ladder):
+                    yield number, tile, bounds, bad, target
+
+
 def gradient_ends(
     window: Window, plan: Plan, one: Step, box: Interval, ladder: float, grid: FixedPoint
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -390,20 +404,14 @@ def gradient_ends(
     In the order of the batch; an empty slot's gradient is zero.
     """
     lower, upper = np.zeros((plan.size, len(one.batch))), np.zeros((plan.size, len(one.batch)))
-    columns = np.flatnonzero(np.isin(one.batch, window.records.filled(one.batch)))
-    with np.errstate(all="ignore"):
-        shared = plan.shared_interval(box.lower, box.upper, ladder)
-        for start in range(0, len(columns), plan.tile):
-            at = columns[start : start + plan.tile]
-            x, y = window.records.tile(one.batch[at])
-            found, bad = record_gradients(plan, window, x, y, shared, ladder, grid.scale)
-            for name, contributions in found.items():
-                terms = [c.dense(ladder) if isinstance(c, _Outer) else c for c in contributions]
-                total = _total(terms, ladder)
-                rows = slice(plan.offsets[name], plan.offsets[name] + total.lower.shape[0])
-                lower[rows, at] = np.rint(np.clip(total.lower, -grid.limit, grid.limit))
-                upper[rows, at] = np.rint(np.clip(total.upper, -grid.limit, grid.limit))
-            lower[:, at[bad]], upper[:, at[bad]] = -grid.unit, grid.unit
+    columns = window.records.places(one.batch)
+    for _, tile, bounds, bad, target in _visit(plan, window, one.batch[columns], [box], [ladder], grid):
+        at = columns[tile]
+        bounds = bounds.dense() if isinstance(bounds, Factors) else bounds
+        for ends, bound, worst in ((lower, bounds.lower, -grid.unit), (upper, bounds.upper, grid.unit)):
+            clipped = np.rint(np.clip(bound, -grid.limit, grid.limit))
+            clipped[:, bad] = worst
+            ends[np.ix_(target, at)] = clipped
     return lower, upper
 
 
@@ -422,9 +430,9 @@ def nominal_run(window: Window, plan: Plan, threads: int = 1) -> list[np.ndarray
 def ibp(window: Window, threads: int = 1, plan: Plan | None = None) -> list[Boxes]:
     """Boxes after each of the window's fresh steps, for all its radii.
 
-    In a window of one step all radii share one pass over the records.  In a longer window (replace-one) the radius
-    counts records of the window: the same ``k`` records differ in all its steps (`solvers.coupled`), which is tighter
-    and costs more; zero-out windows are taken step by step.  ``plan``: how one record is bounded; default `Plan`.
+    All radii share one pass over the records of each step.  In a window of several steps (replace-one) the radius
+    counts records of the window: the same ``k`` records differ in all its steps (`solvers.coupled`), which is tighter;
+    zero-out windows are taken step by step.  ``plan``: how one record is bounded; default `Plan`.
     """
     plan = plan or Plan(window.graph)
     if len(window.steps) == 1 or window.adjacency != "replace-one" or max(window.radii, default=0) == 0:
@@ -435,15 +443,12 @@ def ibp(window: Window, threads: int = 1, plan: Plan | None = None) -> list[Boxe
                 found.append(boxes)
         return found
 
-    def ends(window, one, box, ladder, grid):
-        return gradient_ends(window, plan, one, box, ladder, grid)
-
     nominal = nominal_run(window, plan, threads)
     trail = list(window.known)
     for start, known, stop in pieces(window):
         part = replace(window, steps=window.steps[start:stop], known=tuple(trail[start : known + 1]))
         points = nominal[known - window.fresh.start : stop - window.fresh.start]
-        trail += coupled(part, plan.size, points, ends, threads)
+        trail += coupled(part, plan.size, points, partial(_visit, plan), threads)
     return trail[len(window.known) :]
 
 

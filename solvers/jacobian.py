@@ -10,8 +10,8 @@ where ``s_p`` is Clarke's derivative of the clip: 1 where the gradient stays wit
 it, [0, 1] where it may do either (Lebourg's mean value theorem: ``h(u) - h(v) = J (u - v)`` for some such ``J``).
 
 Up to ``k`` records differ.  A differing record's Jacobian lies in a public interval, from the public feature range and
-the loss (``phi'' <= 2, 1, 1/4`` for squared, Huber, logistic), which contains zero.  With ``l_i`` the lower ends of the
-batch's known records, ``r`` of them replaced and possibly one more left out of the sum,
+the loss (``phi'' <= 2, 1, 1/4, 1/h`` for squared, Huber, logistic, smoothed hinge), which contains zero.  With ``l_i``
+the lower ends of the batch's known records, ``r`` of them replaced and possibly one more left out of the sum,
 
     lower = sum of l_i - (sum of the r largest l_i) + r (public lower end) - (the next largest l_i, if positive)
 
@@ -30,7 +30,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from models.losses import Huber, Logistic, Loss, Squared
+from models.losses import Huber, Logistic, Loss, SmoothedHinge, Squared
 from models.ops import Affine, Gather, Input, Interval, Parameter
 from models.ops.activations import Sigmoid
 from models.ops.base import ABSOLUTE, LIBRARY, RELATIVE, rounded
@@ -46,6 +46,7 @@ LARGEST_OUTPUT = 2.0**500
 _MOST_TERMS = 1 << 28
 #: At least the scale of any grid of gradients whose clip is not absurd.
 LARGEST_SCALE = 2.0**200
+_LARGEST_CURVATURE = 2.0**64
 
 
 @singledispatch
@@ -53,7 +54,7 @@ def second_derivative(loss: Loss, z: Interval, targets: np.ndarray, ladder: floa
     """Bounds of ``phi''`` over a box of outputs, ``(O, n)``; raises UnsupportedWindowError."""
     raise UnsupportedWindowError(
         f"loss: the gradient of the {loss.name} loss has no Lipschitz derivative that is used here; "
-        "choose squared, huber or logistic, or the backend ibp"
+        "choose squared, huber, logistic or smoothed-hinge, or the backend ibp"
     )
 
 
@@ -75,8 +76,32 @@ def _(loss: Logistic, z, targets, ladder):
     return sigmoid._slope_interval(z, sigmoid.forward_interval([z], ladder), ladder)
 
 
-#: Largest second derivative, and absolute rounding error of the first.
-LARGEST = {"squared": (2.0, 0.0), "huber": (1.0, 0.0), "logistic": (0.25, 2.0 * LIBRARY)}
+@second_derivative.register
+def _(loss: SmoothedHinge, z, targets, ladder):
+    if not 1.0 / loss.width <= _LARGEST_CURVATURE:
+        raise UnsupportedWindowError(
+            f"hinge_width: found {loss.width}, which is as good as a jump; widen it, or use the backend ibp"
+        )
+    ramp = loss.ramp_interval(z, targets, ladder)
+    inside, outside = (ramp.lower >= 0.0) & (ramp.upper <= 1.0), (ramp.lower > 1.0) | (ramp.upper < 0.0)
+    return Interval(inside / loss.width, (1.0 - outside) / loss.width)
+
+
+def largest_derivative(loss: Loss) -> tuple[float, float]:
+    """Largest second derivative of a loss, and absolute rounding error of its first."""
+    if isinstance(loss, SmoothedHinge):
+        return 1.0 / loss.width, 0.0
+    return {"squared": (2.0, 0.0), "huber": (1.0, 0.0), "logistic": (0.25, 2.0 * LIBRARY)}[loss.name]
+
+
+def curvature_within(loss: Loss, slopes: Interval, targets: np.ndarray, ladder: float) -> np.ndarray:
+    """An upper bound of ``phi''`` where ``phi'`` lies in ``slopes``: for the logistic loss ``p (1 - p)``,
+    ``p = phi' + y``."""
+    if not isinstance(loss, Logistic):
+        return np.full_like(slopes.lower, largest_derivative(loss)[0])
+    low, high = np.clip(slopes.lower + targets, 0.0, 1.0), np.clip(slopes.upper + targets, 0.0, 1.0)
+    top = np.where((low <= 0.5) & (high >= 0.5), 0.25, np.maximum(low * (1.0 - low), high * (1.0 - high)))
+    return np.minimum(top + ladder * LIBRARY, 0.25)
 
 
 def clarke(values: Interval, limit: float) -> Interval:
@@ -123,7 +148,7 @@ class Head:
         check_size(window, plan)
         second_derivative(window.loss, Interval(np.zeros((1, 0)), np.zeros((1, 0))), np.zeros((1, 0)), 0.0)
         low, high = feature_ends(window, plan, source)
-        largest, error = LARGEST[window.loss.name]
+        largest, error = largest_derivative(window.loss)
         size, (least, greatest) = np.ones(plan.size), np.zeros((2, plan.size, plan.size))
         separate = np.ones((plan.size, plan.size), bool)
         for block in blocks:
@@ -221,6 +246,10 @@ class Curvature:
     batch: int
     filled: int
 
+    def __post_init__(self):
+        for top in (self.sums.top_lower, self.sums.top_upper):
+            top.sort(axis=1)
+
     def transition(self, window: Window, one: Step, replaced: int, left_out: int = 0) -> Interval:
         """Bounds ``(P, P)`` of ``contraction I - (rate / normaliser) J``.
 
@@ -253,10 +282,11 @@ def step_rounding(window: Window, one: Step, box: Interval, gradient: np.ndarray
 def _largest_gain(top: np.ndarray, empty: int, replaced: int, left_out: int) -> np.ndarray:
     """The ``replaced`` largest terms of each row, and the next if it is positive, of ``left_out``; int64.
 
-    ``top`` holds the largest terms of the filled slots; the ``empty`` others have none, that is 0.
+    ``top`` holds the largest terms of the filled slots, ascending; the ``empty`` others have none, that is 0.
     """
     count = replaced + left_out
-    terms = np.sort(np.hstack([top, np.zeros((len(top), min(empty, count)))]), axis=1)[:, ::-1][:, :count]
+    terms = np.hstack([top[:, max(0, top.shape[1] - count) :], np.zeros((len(top), min(empty, count)))])
+    terms = np.sort(terms, axis=1)[:, ::-1][:, :count]
     terms[:, replaced:] = np.maximum(terms[:, replaced:], 0.0)
     return terms.astype(np.int64).sum(axis=1)
 

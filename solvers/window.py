@@ -37,10 +37,14 @@ class Records:
     slots: int
     present: np.ndarray | None = None
 
+    def places(self, batch: np.ndarray) -> np.ndarray:
+        """Where in ``batch`` the slots are that hold a record."""
+        places = np.flatnonzero(batch < self.features.shape[1])
+        return places if self.present is None else places[self.present[batch[places]]]
+
     def filled(self, batch: np.ndarray) -> np.ndarray:
         """The slots of ``batch`` that hold a record."""
-        batch = batch[batch < self.features.shape[1]]
-        return batch if self.present is None else batch[self.present[batch]]
+        return batch[self.places(batch)]
 
     def tile(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Features ``(F, n)`` and targets ``(O, n)`` of some filled slots, contiguous."""
@@ -56,15 +60,14 @@ class Boxes:
     ``difference`` ``(K, C, P)`` (relational certificate, where one is kept): ``[j, c]`` bounds, in absolute value, the
     difference of two neighbouring runs within radius ``radii[j]`` of the data set whose differing slot has class ``c``.
 
-    ``margins`` ``(K, 2, slots)`` (programs, where windows overlap): ends of what the program backends call the argument
-    of each record in the step that led here, NaN for slots that were not in its batch.
+    ``length`` ``(K, C)`` (relational certificate): bounds of the Euclidean length of that difference.
     """
 
     nominal: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
     difference: np.ndarray | None = None
-    margins: np.ndarray | None = None
+    length: np.ndarray | None = None
 
     @classmethod
     def point(cls, theta: np.ndarray, radii: int) -> Boxes:

@@ -29,7 +29,8 @@ def problem(
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1.0, 1.0, (records, dims[0]))
     signal = x @ rng.normal(size=dims[0]) + 0.2 * rng.normal(size=records)
-    y = {"logistic": (signal > 0.0) * 1.0, "hinge": np.where(signal > 0.0, 1.0, -1.0)}.get(loss, np.clip(signal, -1, 1))
+    sides = np.where(signal > 0.0, 1.0, -1.0)
+    y = {"logistic": (signal > 0.0) * 1.0, "hinge": sides, "smoothed-hinge": sides}.get(loss, np.clip(signal, -1, 1))
     if loss == "cross-entropy":
         y = (signal > 0.0) * 1.0
     batches = {"kind": kind, "size": size, "slots": slots, "seed": 3 if kind == "shuffled" else None}
@@ -60,6 +61,7 @@ PROBLEMS = {
         "dims": (3, 1), "loss": "logistic", "adjacency": "zero-out", "slots": 44, "kind": "shuffled", "size": 11,
     },
     "hinge, no ranges": {"dims": (2, 1), "loss": "hinge", "ranges": False},
+    "smoothed hinge": {"dims": (2, 1), "loss": "smoothed-hinge"},
     "cross-entropy": {"dims": (2, 2), "loss": "cross-entropy", "records": 24},
     "logistic, many records": {"dims": (3, 1), "loss": "logistic", "records": 600, "steps": 5},
     "network": {"dims": (3, 4, 1), "steps": 8},

@@ -337,6 +337,24 @@ def test_a_prediction_that_is_the_same_for_all_data_sets_is_released(folder, cap
     np.testing.assert_allclose(released, 50.0, atol=1e-3)
 
 
+def test_a_request_that_can_only_drown_in_noise_is_met_with_a_public_hint(folder, capsys):
+    """The hint is the same for tables that have nothing in common, and goes where a smaller request is made."""
+    hints = []
+    for scale in (1.0, 0.0):
+        table = np.loadtxt("train.csv", delimiter=",", skiprows=1) * scale
+        write_predictions(folder / "train.csv", dict(zip([*NAMES, "y"], table.T, strict=True)))
+        assert certdp(capsys, *CERTIFY, "--radii", "0..2")[0] == 0
+        code, _, err = certdp(capsys, *PREDICT, "--epsilon", "0.5")
+        assert code == 0 and "hint" in err
+        for remedy in ("more radii", "fewer questions", "raise epsilon", "certdp inspect"):
+            assert remedy in err
+        hints.append(err[err.index("certdp: hint") :])
+        assert "hint" not in certdp(capsys, *PREDICT, "--epsilon", "40", "--per-query")[2]
+    assert hints[0] == hints[1]
+    assert certdp(capsys, *CERTIFY, "--radii", "0..60")[0] == 0
+    assert "hint" not in certdp(capsys, *PREDICT, "--epsilon", "0.5", "--per-query")[2]
+
+
 def test_predictions_are_paid_from_a_ledger(folder, capsys):
     assert certdp(capsys, *CERTIFY, "--radii", "0..6")[0] == 0
     assert certdp(capsys, "budget", "create", "l.ledger", "study", "--epsilon", "1")[0] == 0

@@ -18,6 +18,8 @@ from certify.errors import CertdpError, CheckpointError, DataError, RadiusError,
 from certify.recipe import loads
 from certify.windows import Method, spans
 from models.errors import ModelError
+from models.ir import Graph, Node, ParameterInfo
+from models.ops import Constant, Gather, Input, Mul, Parameter, SegmentSum
 
 RECIPE = """
 [training]
@@ -143,6 +145,37 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     file.unlink()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         run(graph, recipe, features, targets, radii=range(4), **resume)
+
+
+def test_a_difference_in_the_middle_of_a_long_frozen_constant_makes_another_run(tmp_path):
+    """NumPy shortens arrays of more than 1,000 entries when it prints them."""
+    scale, order = np.linspace(0.5, 1.5, 1200), np.arange(1200)
+
+    def graph(constant, index):
+        nodes = (
+            Node("x", Input(3)),
+            Node("w", Parameter(3, "w")),
+            Node("product", Mul(), (0, 1)),
+            Node("wide", Gather(np.tile(np.arange(3), 400), 3), (2,)),
+            Node("constant", Constant(constant)),
+            Node("scaled", Mul(), (3, 4)),
+            Node("picked", Gather(index, 1200), (5,)),
+            Node("sum", SegmentSum(np.arange(1200)[None], 1200), (6,)),
+        )
+        return Graph(nodes, 7, (3,), (ParameterInfo("w", np.ones(3), True),))
+
+    one, file = graph(scale, order), tmp_path / "state.safetensors"
+    other_scale, other_order = scale.copy(), order.copy()
+    other_scale[600] += 1e-9
+    other_order[600] = 0
+    others = graph(other_scale, order), graph(scale, other_order)
+    recipe, arguments = loads(RECIPE), {"radii": range(3), "F": 1, "checkpoint": file}
+    run(one, recipe, *problem_data(), **arguments)
+    for other in others:
+        assert [repr(n) for n in other.nodes] == [repr(n) for n in one.nodes] and other.digest != one.digest
+        with pytest.raises(CheckpointError, match="another run"):
+            run(other, recipe, *problem_data(), resume=True, **arguments)
+    run(graph(scale.copy(), order.copy()), recipe, *problem_data(), resume=True, **arguments)
 
 
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from test_meanvalue import check_pair, ranged
 
 from certify.driver import run
 from certify.recipe import from_dict
-from models.losses import Absolute, CrossEntropy, Huber, Logistic, Squared
+from models.losses import Absolute, CrossEntropy, Huber, Logistic, SmoothedHinge, Squared
 from models.ops import Interval, Relu, Sigmoid, Softplus, Tanh
 from solvers.backends import bound
 from solvers.errors import UnsupportedWindowError
@@ -29,11 +29,16 @@ from solvers.relational import output_differences, relational, schedule_classes
 from solvers.window import Boxes
 
 RADII = (0, 1, 2, 3, 4)
-LOSSES = {"squared": Squared(), "huber": Huber(0.75), "logistic": Logistic()}
+LOSSES = {"squared": Squared(), "huber": Huber(0.75), "logistic": Logistic(), "smoothed-hinge": SmoothedHinge(0.8)}
 ACTIVATIONS = {"tanh": Tanh, "sigmoid": Sigmoid, "softplus": Softplus}
 #: An empty slot and two or three records (x, y); x in [-1, 2], y in [-2, 1].
 REAL = [None, (-1.0, 1.0), (2.0, -2.0), (0.5, -0.5)]
-UNIVERSES = {"squared": REAL, "huber": REAL, "logistic": [None, (-1.0, 1.0), (2.0, 1.0), (0.5, 0.0)]}
+UNIVERSES = {
+    "squared": REAL,
+    "huber": REAL,
+    "logistic": [None, (-1.0, 1.0), (2.0, 1.0), (0.5, 0.0)],
+    "smoothed-hinge": [None, (-1.0, 1.0), (2.0, 1.0), (0.5, -1.0)],
+}
 
 
 def stated(made, low, high, least, greatest):
@@ -56,7 +61,7 @@ class Worlds:
     @staticmethod
     def window(contents, activation, loss, schedule, adjacency, clip):
         present = np.array([r is not None for r in contents])
-        x, y = (np.array([[r[i] if r else 0.0] for r in contents]) for i in (0, 1))
+        x, y = (np.array([[r[i] if r else 1.0] for r in contents]) for i in (0, 1))
         made = window(
             mlp((1, 1, 1), ACTIVATIONS[activation], seed=1), x, y, SCHEDULES[schedule], RADII, present=present,
             adjacency=adjacency, loss=LOSSES[loss], rate=0.4, clip=clip, contraction=0.95,
@@ -102,6 +107,7 @@ PICKS = [
     ("window", "sigmoid", "squared", "overlapping, one of a single slot", 0.8),
     ("overlapping", "softplus", "huber", "minibatches", 0.3),
     ("classes", "tanh", "huber", "minibatches", 0.8),
+    ("window", "tanh", "smoothed-hinge", "full batch", 0.2),
     ("zero-out", "softplus", "logistic", "full batch", 0.8),
 ]
 
@@ -131,7 +137,13 @@ def test_every_larger_world_is_sound_and_monotone(way, activation, loss, clip):
 def random_data(rng, loss, slots):
     """Records whose features lie in [-2, 2] and targets in the range of the loss."""
     y = rng.random((slots, 1)) if loss.name == "logistic" else rng.uniform(-2, 2, (slots, 1))
-    return np.round(rng.uniform(-2, 2, (slots, 2)), 1), np.round(y, rng.integers(2))
+    y = np.where(y < 0.0, -1.0, 1.0) if loss.name == "smoothed-hinge" else np.round(y, rng.integers(2))
+    return np.round(rng.uniform(-2, 2, (slots, 2)), 1), y
+
+
+def drawn_target(rng, loss):
+    """An extreme one."""
+    return float(rng.choice({"logistic": [0.0, 1.0], "smoothed-hinge": [-1.0, 1.0]}.get(loss.name, [-2.0, 2.0])))
 
 
 @settings(max_examples=30, deadline=None)
@@ -163,7 +175,7 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
         present[slot] = False
     else:
         other_x[slot] = rng.choice([-2.0, 2.0], size=2)
-        other_y[slot] = rng.integers(2) if loss.name == "logistic" else rng.choice([-2.0, 2.0])
+        other_y[slot] = drawn_target(rng, loss)
     ends = (-2, 2, -2, 2)
     bounds = [sliding(9, 9, relational), sliding(1, 1, relational), sliding(3, 2, relational), classified][seed % 4]
     one = bounds(stated(window(graph, x, y, batches, radii, **options), *ends))
@@ -206,7 +218,7 @@ def random_step(seed):
     x, y = random_data(rng, loss, slots)
     x2, y2 = x.copy(), y.copy()
     x2[:k] = rng.choice([-2.0, 2.0], (k, 2))
-    y2[:k] = rng.integers(2, size=(k, 1)) if loss.name == "logistic" else rng.choice([-2.0, 2.0], (k, 1))
+    y2[:k, 0] = [drawn_target(rng, loss) for _ in range(k)]
     options = {"loss": loss, "clip": float(rng.choice([0.1, 0.5, 90.0])), "rate": 0.8}
     made, other = (stated(window(graph, *d, [range(slots)], (0,), **options), -2, 2, -2, 2) for d in ((x, y), (x2, y2)))
     centre = graph.initial()
@@ -294,7 +306,12 @@ def exact_step(made, activation, theta):
         "softplus": (np.log1p(np.exp(z)), sigmoid),
     }[activation]
     f = v @ h + c
-    d = {"squared": 2 * (f - y), "huber": np.clip(f - y, -0.75, 0.75), "logistic": 1 / (1 + np.exp(-f)) - y}
+    d = {
+        "squared": 2 * (f - y),
+        "huber": np.clip(f - y, -0.75, 0.75),
+        "logistic": 1 / (1 + np.exp(-f)) - y,
+        "smoothed-hinge": -y * np.clip((1 - y * f) / np.longdouble(0.8), 0, 1),
+    }
     d = d[made.loss.name]
     u = d * v[:, None] * slope
     rows = np.concatenate([(u[:, None] * x).reshape(-1, len(y)), u, d * h, d[None]])

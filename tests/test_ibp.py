@@ -14,7 +14,7 @@ from builders import final, mlp, sliding, stepwise, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.losses import Absolute, Hinge, Huber, Squared, make_loss
+from models.losses import Absolute, Hinge, Huber, SmoothedHinge, Squared, make_loss
 from models.ops import LeakyRelu, Relu, Sigmoid, Softplus, Tanh
 from solvers import gradients
 from solvers.gradients import FixedPoint
@@ -81,6 +81,7 @@ EVERY_LOSS = {
     "huber": (1, (1.0, -2.0, 0.25)),
     "logistic": (1, (1.0, 0.0, 1.0)),
     "hinge": (1, (1.0, -1.0, -1.0)),
+    "smoothed-hinge": (1, (1.0, -1.0, -1.0)),
     "cross-entropy": (3, (0.0, 2.0, 1.0)),
 }
 
@@ -97,7 +98,7 @@ def test_every_small_world_is_sound_and_monotone_for_every_loss(name, bound, pro
     for world in itertools.product(range(4), repeat=3):
         rows = [universe[i] or (0.0, targets[0]) for i in world]
         x, y = (np.array(column)[:, None] for column in zip(*rows, strict=True))
-        options = {"present": np.array(world) > 0, "rate": 0.9, "clip": 0.6, "loss": make_loss(name, 0.5)}
+        options = {"present": np.array(world) > 0, "rate": 0.9, "clip": 0.6, "loss": make_loss(name, 0.5, 0.6)}
         boxes[world] = bound(window(graph, x, y, [[0, 1], [2, 0], [0, 1, 2]], radii, **options))
     for (one, a), (two, b) in itertools.product(boxes.items(), repeat=2):
         far = sum(i != j for i, j in zip(one, two, strict=True))
@@ -121,8 +122,8 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
     )
     slots = 9
     features = np.round(rng.normal(size=(slots, 2)) * 10.0 ** rng.integers(-1, 2), 1)
-    loss = [Squared(), Huber(0.5), Hinge()][rng.integers(3)]
-    draw = (lambda n: rng.choice([-1.0, 1.0], size=(n, 1))) if loss.name == "hinge" else (
+    loss = [Squared(), Huber(0.5), Hinge(), SmoothedHinge(0.3)][rng.integers(4)]
+    draw = (lambda n: rng.choice([-1.0, 1.0], size=(n, 1))) if "hinge" in loss.name else (
         lambda n: np.round(rng.normal(size=(n, 1)), 1)
     )
     targets = draw(slots)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ibp import SCHEDULES, distance
 
-from models.losses import CrossEntropy, Hinge, Huber, Logistic, Squared
+from models.losses import CrossEntropy, Hinge, Huber, Logistic, SmoothedHinge, Squared
 from models.ops import Interval
 from solvers.backends import bound
 from solvers.errors import UnsupportedWindowError
@@ -26,10 +26,15 @@ from solvers.relational import relational
 from solvers.window import Boxes
 
 RADII = (0, 1, 2, 3, 4)
-LOSSES = {"squared": Squared(), "huber": Huber(0.75), "logistic": Logistic()}
+LOSSES = {"squared": Squared(), "huber": Huber(0.75), "logistic": Logistic(), "smoothed-hinge": SmoothedHinge(0.8)}
 #: An empty slot and two or three records (x, y); x in [-1, 2].
 REAL = [None, (-1.0, 1.0), (2.0, 0.25), (0.5, -2.0)]
-UNIVERSES = {"squared": REAL, "huber": REAL, "logistic": [None, (-1.0, 1.0), (2.0, 1.0), (0.5, 0.0)]}
+UNIVERSES = {
+    "squared": REAL,
+    "huber": REAL,
+    "logistic": [None, (-1.0, 1.0), (2.0, 1.0), (0.5, 0.0)],
+    "smoothed-hinge": [None, (-1.0, 1.0), (2.0, 1.0), (0.5, -1.0)],
+}
 
 
 def ranged(made, low, high):
@@ -51,7 +56,7 @@ class Worlds:
     @staticmethod
     def window(contents, loss, batches, adjacency):
         present = np.array([r is not None for r in contents])
-        x, y = (np.array([[r[i] if r else 0.0] for r in contents]) for i in (0, 1))
+        x, y = (np.array([[r[i] if r else 1.0] for r in contents]) for i in (0, 1))
         made = window(
             mlp((1, 1), seed=1), x, y, batches, RADII, present=present, adjacency=adjacency, loss=LOSSES[loss],
             rate=0.4, clip=0.8, contraction=0.95,
@@ -79,7 +84,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("way", "loss", "schedule"), list(zip(WAYS, LOSSES, SCHEDULES, strict=True)))
+PICKS = [
+    ("window", "squared", "full batch"),
+    ("overlapping", "huber", "minibatches"),
+    ("zero-out", "logistic", "overlapping, one of a single slot"),
+    ("window", "smoothed-hinge", "minibatches"),
+]
+
+
+@pytest.mark.parametrize(("way", "loss", "schedule"), PICKS)
 def test_every_small_world_is_sound_and_monotone(way, loss, schedule):
     """All 81 data sets over two records and the empty slot, all pairs, all radii."""
     Worlds(WAYS[way][1], loss, schedule, WAYS[way][0], 3).check_boxes()
@@ -94,6 +107,11 @@ def test_every_larger_world_is_sound_and_monotone(way, loss, schedule):
     Worlds(WAYS[way][1], loss, schedule, WAYS[way][0], 4).check_boxes()
 
 
+def labels(loss, y):
+    """Targets in [0, 1] as the loss takes them."""
+    return np.where(y < 0.5, -1.0, 1.0) if isinstance(loss, SmoothedHinge) else y
+
+
 def random_windows(seed, bounds, radii=(0, 1, 2, 3, 4, 8, 9)):
     """Boxes of two neighbours, for heads with or without a frozen body, one or two outputs, ties, gaps in the radii."""
     rng = np.random.default_rng(seed)
@@ -103,10 +121,10 @@ def random_windows(seed, bounds, radii=(0, 1, 2, 3, 4, 8, 9)):
     if rng.random() < 0.2:
         frozen.append(graph.parameters[-1].name)
     graph = graph.with_trainable(None, frozen)
-    loss = [Squared(), Huber(0.5), Logistic()][rng.integers(3)]
+    loss = [Squared(), Huber(0.5), Logistic(), SmoothedHinge(0.4)][rng.integers(4)]
     slots, steps = 9, 5
     draw_x = lambda n: np.round(rng.uniform(-2, 2, size=(n, 2)), 1)  # noqa: E731
-    draw_y = lambda n: np.round(rng.random((n, outputs)), rng.integers(2))  # noqa: E731
+    draw_y = lambda n: labels(loss, np.round(rng.random((n, outputs)), rng.integers(2)))  # noqa: E731
     x, y = draw_x(slots), draw_y(slots)
     options = {
         "rate": list(rng.choice([0.05, 0.3, 1.0], size=steps)),
@@ -123,7 +141,8 @@ def random_windows(seed, bounds, radii=(0, 1, 2, 3, 4, 8, 9)):
     if options["adjacency"] == "zero-out" or rng.random() < 0.3:
         present[slot] = False
     else:
-        other_x[slot], other_y[slot] = rng.choice([-2.0, 2.0], size=2), rng.integers(2, size=outputs)
+        other_x[slot] = rng.choice([-2.0, 2.0], size=2)
+        other_y[slot] = labels(loss, 1.0 * rng.integers(2, size=outputs))
     one = ranged(window(graph, x, y, batches, radii, **options), -2, 2)
     two = ranged(window(graph, other_x, other_y, batches, radii, present=present, **options), -2, 2)
     return radii, bounds(one), bounds(two)
@@ -149,13 +168,13 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
 def random_step(seed):
     """A step of a random head, its box, and two data sets: the window's own, and one with ``k`` other records."""
     rng = np.random.default_rng(seed)
-    loss = [Squared(), Huber(0.5), Logistic()][seed % 3]
+    loss = [Squared(), Huber(0.5), Logistic(), SmoothedHinge(0.6)][seed % 4]
     slots, k = 7, int(rng.integers(0, 4))
     graph = mlp((2, 1), seed=seed)
     x, y = rng.uniform(-1, 1, (slots, 2)), rng.random((slots, 1))
     x2, y2 = x.copy(), y.copy()
     x2[:k], y2[:k] = rng.choice([-1.0, 1.0], (k, 2)), rng.random((k, 1))
-    pairs = (x, y), (x2, y2)
+    pairs = (x, labels(loss, y)), (x2, labels(loss, y2))
     options = {"loss": loss, "clip": float(rng.choice([0.2, 0.5, 9.0])), "rate": 0.8}
     made, other = (ranged(window(graph, *data, [range(slots)], (0,), **options), -1, 1) for data in pairs)
     centre, half = rng.normal(size=3) * 0.5, rng.choice([0.01, 0.2]) * rng.random(3)

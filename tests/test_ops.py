@@ -248,7 +248,7 @@ def test_backward_is_the_derivative_of_forward(name):
 
 
 def random_targets(rng, loss):
-    if loss.name == "hinge":
+    if loss.name in ("hinge", "smoothed-hinge"):
         return rng.choice([-1.0, 1.0], size=(3, N))
     if loss.name == "logistic":
         return rng.choice([0.0, 1.0], size=(3, N))
@@ -282,7 +282,7 @@ def test_loss_gradients_have_the_same_three_properties(name, seed):
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_gradient_is_the_derivative_of_its_value(name):
     rng = np.random.default_rng(3)
-    loss = make_loss(name, huber_delta=0.7)
+    loss = make_loss(name, huber_delta=0.7, hinge_width=0.6)
     y, p = random_targets(rng, loss), rng.normal(size=(3, N)) + 0.0137
     for f in range(3):
         high, low = p.copy(), p.copy()

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from builders import mlp
 
 import privacy
+from certify.driver import run
 from certify.errors import CapabilityError, PrivacyError, RadiusError
+from certify.recipe import loads
 from privacy import agtr, mechanism
 
 RANGE = (-1.0, 1.0)
@@ -49,6 +52,35 @@ def test_release_holds_public_facts_only():
     other, _ = privacy.release_predictions(nominal / 2, lower / 2, upper / 2, None, RANGE, 6.0, joint=False)
     assert other.guarantee == g
     assert "0." not in repr(private) and private.scale.shape == (3, 2)
+
+
+RECIPE = """
+[training]
+loss = "squared"
+steps = 40
+clip = 0.2
+learning_rate = { schedule = "constant", value = 1e200 }
+[output]
+lower = -1
+upper = 1
+"""
+
+
+def test_a_prediction_that_is_not_finite_names_remedies_that_work():
+    rng = np.random.default_rng(0)
+    graph, x, y = mlp((3, 4, 1), scale=30.0), rng.normal(size=(30, 3)), rng.normal(size=(30, 1))
+
+    def predict(recipe, inputs):
+        return privacy.predict(run(graph, loads(recipe), x, y, radii=range(3)), graph, inputs, 5.0)
+
+    fine = RECIPE.replace("1e200", "0.1")
+    for recipe, inputs in ((RECIPE, x[:2]), (fine, x[:2] * 1e307)):
+        with pytest.raises(PrivacyError, match="not finite: training diverged") as refusal:
+            predict(recipe, inputs)
+        for remedy in ("smaller learning_rate", "clip", "smaller inputs"):
+            assert remedy in str(refusal.value)
+    for recipe in (fine, RECIPE.replace("clip = 0.2", "clip = 1e-200")):
+        assert np.isfinite(predict(recipe, x[:2]).values).all()
 
 
 def test_values_are_on_the_grid_inside_the_range():

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from models.ir import Node
-from models.losses import Absolute, CrossEntropy, Hinge, Huber, Logistic, Squared
+from models.losses import Absolute, CrossEntropy, Hinge, Huber, Logistic, SmoothedHinge, Squared
 from models.ops import Interval, Tanh
 from solvers.discovery import find
 from solvers.errors import ProgramSizeError, SolverFailureError, SolverMissingError, UnsupportedWindowError
 from solvers.ibp import Plan, nominal_run
 from solvers.options import Options
 from solvers.programs import backend as programs
-from solvers.programs import pieces
+from solvers.programs import margin, pieces
 from solvers.programs.backend import lp, milp, tolerance
 from solvers.programs.bounds import least
 from solvers.programs.margin import Head, blocks, formulate
@@ -60,6 +60,7 @@ WORLDS = {
     "huber": (Huber(0.4), [None, (-1.0, 0.6), (2.0, 0.3)], 0.6),
     "absolute": (Absolute(), [None, (-1.0, 0.1), (0.5, 0.3)], 0.4),
     "hinge": (Hinge(), [None, (1.5, 1.0), (1.2, -1.0)], 0.9),
+    "smoothed-hinge": (SmoothedHinge(0.8), [None, (1.5, 1.0), (1.2, -1.0)], 0.7),
     "logistic": (Logistic(), [None, (-1.0, 0.0), (2.5, 1.0)], 0.7),
 }
 SCHEDULES = {
@@ -114,8 +115,8 @@ def test_boxes_nest_with_any_bounds_within_tau_of_the_optimum(name, monkeypatch)
     """The ladder: solvers that are off by up to tau, another time by another amount."""
     rng, exact = np.random.default_rng(0), programs.extremes
 
-    def sloppy(kept, costs, tau):
-        lower, upper = exact(kept, costs, tau)
+    def sloppy(name, program, costs, tau, threads):
+        lower, upper = exact(name, program, costs, tau, threads)
         return lower - 0.9 * tau * rng.random(len(lower)), upper + 0.9 * tau * rng.random(len(upper))
 
     monkeypatch.setattr(programs, "extremes", sloppy)
@@ -143,7 +144,7 @@ def test_every_small_world_is_sound_and_monotone(backend, name, schedule):
 
 
 def draw_targets(rng, name, count):
-    if name == "hinge":
+    if "hinge" in name:
         return rng.choice([-1.0, 1.0], size=(count, 1))
     return rng.random((count, 1)) if name == "logistic" else np.round(rng.normal(size=(count, 1)), 1)
 
@@ -188,7 +189,8 @@ def blobs(radii, steps, loss, clip=0.2):
 def attacks(made, radius, tries):
     """Parameters trained on neighbours whose replaced records push one way all the time."""
     rng, plan = np.random.default_rng(0), Plan(made.graph)
-    targets = {"hinge": [-1.0, 1.0], "logistic": [0.0, 1.0]}.get(made.loss.name, [-50.0, 50.0])
+    targets = {"hinge": [-1.0, 1.0], "smoothed-hinge": [-1.0, 1.0], "logistic": [0.0, 1.0]}
+    targets = targets.get(made.loss.name, [-50.0, 50.0])
     for _ in range(tries):
         records = made.records
         features, labels = records.features.copy(), records.targets.copy()
@@ -238,21 +240,42 @@ def test_milp_is_at_least_as_tight_as_lp_up_to_the_ladder():
 def test_boxes_do_not_depend_on_threads():
     made = blobs((0, 1, 2), 4, Hinge())
     one, two = (slide(lp, made, 3, 1, Options(threads=threads)) for threads in (1, 2))
-    for name in ("nominal", "lower", "upper", "margins"):
+    for name in ("nominal", "lower", "upper"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 
-def test_margins_of_earlier_windows_make_later_ones_tighter_and_stay_sound():
+def test_arguments_tightened_inside_a_window_make_it_tighter_and_stay_sound(monkeypatch):
     made = blobs((1,), 9, Hinge(), 0.4)
-    kept = slide(lp, made, 3, 1)
-    trail = list(made.known)
-    for t in range(len(made.steps)):
-        start = max(0, t - 2)
-        part = replace(made, steps=made.steps[start : t + 1], known=tuple(trail[start:]))
-        trail.append(replace(lp(part, Options())[-1], margins=None))
-    assert kept.width[0] < 0.99 * trail[-1].width[0]
+    kept = slide(lp, made, 6, 3)
+    monkeypatch.setattr(programs, "_tightened", lambda before, head, boxes, batches, records, options, j: records)
+    assert kept.width[0] < 0.99 * slide(lp, made, 6, 3).width[0]
     for theta in attacks(made, 1, 60):
         assert (kept.lower[0] <= theta).all() and (theta <= kept.upper[0]).all()
+
+
+@pytest.mark.parametrize("name", ["hinge", "absolute"])
+def test_two_values_and_a_kink_are_the_projection_of_four_vertices(name, monkeypatch):
+    """The same optima, replaced records and, for the hinge, intervals that end at the kink included."""
+    made = blobs((0, 2), 3, WORLDS[name][0], 0.4)
+    head, known = Head.of(made), [made.known[0], *lp(made, Options())]
+    boxes = [Interval(b.lower[1], b.upper[1]) for b in known]
+    batches = [blocks(made, head, s.batch, box, 4.0) for s, box in zip(made.steps, boxes, strict=False)]
+    if name == "hinge":
+        batches = [replace(b, box=Interval(np.minimum(b.box.lower, 1.0), b.box.upper)) for b in batches]
+        batches = [replace(b, box=Interval(b.box.lower, np.maximum(b.box.upper, 1.0))) for b in batches]
+    small = formulate(made, head, 2, boxes, batches, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(margin, "jumps", lambda *_: None)
+        large = formulate(made, head, 2, boxes, batches, False)
+    assert small.program.shape[1] < large.program.shape[1] and small.program.shape[0] == large.program.shape[0]
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        direction, ends = rng.normal(size=small.theta.shape), []
+        for built in (small, large):
+            cost = np.zeros(built.program.shape[1])
+            cost[built.theta] = direction
+            ends.append(least(solver("highs", built.program, 1e-9), cost, 1e-4))
+        assert ends[0] == pytest.approx(ends[1], abs=1e-4)
 
 
 def test_zero_out_boxes_lie_inside_those_of_interval_training():
@@ -289,7 +312,7 @@ def test_parameters_too_large_for_a_solver_end_the_run():
 
 def graph_of(loss, v, target, inputs, clip):
     """The clipped gradient at an argument, computed from the loss itself."""
-    prediction = {"hinge": v * target, "logistic": v}.get(loss.name, v + target)
+    prediction = {"hinge": v * target, "smoothed-hinge": (v + 1.0) * target, "logistic": v}.get(loss.name, v + target)
     return np.clip(loss.gradient(np.array([[prediction]]), np.array([[target]]))[0, 0] * inputs, -clip, clip)
 
 
@@ -316,7 +339,8 @@ def test_hulls_contain_the_clipped_gradients_and_nest(name, seed):
     rng = np.random.default_rng(seed)
     loss, clip = WORLDS[name][0], float(rng.choice([0.1, 0.5, 3.0]))
     inputs = np.append(rng.normal(size=2), 1.0)
-    target = {"hinge": rng.choice([-1.0, 1.0]), "logistic": rng.random()}.get(name, 0.0)
+    label = rng.choice([-1.0, 1.0])
+    target = {"hinge": label, "smoothed-hinge": label, "logistic": rng.random()}.get(name, 0.0)
     ends = np.sort(np.append(rng.normal(size=3) * 3.0, [0.0 if name == "absolute" else 1.0]))
 
     def hull(low, high):
@@ -440,6 +464,19 @@ def test_mixed_integer_bounds_are_below_every_integer_point_and_within_tau(seed)
 # Failures
 
 
+@pytest.mark.parametrize("bound", [5.0, -9.0])
+def test_a_bound_far_from_the_value_at_the_solvers_own_point_is_refused(bound, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rng = np.random.default_rng(0)
+    program, cost = random_program(rng, integer=True), rng.normal(size=5)
+    kept = solver("highs", program, 1e-4)
+    honest = kept.minimise(cost)
+    assert least(kept, cost, 1e-3) == pytest.approx(honest.bound, abs=1e-3)
+    monkeypatch.setattr(kept, "minimise", lambda _: replace(honest, bound=honest.bound + bound))
+    with pytest.raises(SolverFailureError, match="above"):
+        least(kept, cost, 1e-3)
+
+
 def test_a_program_without_points_ends_the_run_with_one_sentence_and_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rng = np.random.default_rng(0)
@@ -495,7 +532,7 @@ def test_points_of_mixed_integer_programs_are_training_runs(name):
     made = blobs((1,), 3, WORLDS[name][0], 0.4)
     head, known = Head.of(made), [made.known[0], *lp(made, Options())]
     boxes = [Interval(b.lower[0], b.upper[0]) for b in known]
-    batches = [blocks(made, head, s.batch, box, 2.0, None) for s, box in zip(made.steps, boxes, strict=False)]
+    batches = [blocks(made, head, s.batch, box, 2.0) for s, box in zip(made.steps, boxes, strict=False)]
     far = {}
     for integer in (True, False):
         program = formulate(made, head, 1, boxes, batches, integer)

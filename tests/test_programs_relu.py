@@ -158,7 +158,7 @@ def test_optima_grow_with_the_boxes_of_the_parameters(seed):
         costs = np.zeros((len(theta), program.program.shape[1]))
         costs[np.arange(len(theta)), program.theta[-1]] = 1.0
         costs[np.arange(len(theta)), program.theta[0]] = -1.0  # the step alone
-        lower, upper = extremes(solver("highs", program.program, 1e-4), costs, 1e-4)
+        lower, upper = extremes("highs", program.program, costs, 1e-4, 1)
         if last is not None:
             assert (lower <= last[0] + 1e-6).all() and (last[1] - 1e-6 <= upper).all()
         last = lower, upper

@@ -123,6 +123,7 @@ def test_load_names_the_file(tmp_path):
         ("training.contraction", 1.01, "training.contraction: found 1.01;"),
         ("training.normaliser", 0, "training.normaliser: found 0;"),
         ("training.huber_delta", 0.0, "training.huber_delta: found 0.0;"),
+        ("training.hinge_width", 0.0, "training.hinge_width: found 0.0;"),
         ("training.learning_rate", ..., "training.learning_rate: found nothing; a table with schedule ="),
         ("training.learning_rate", 0.1, "training.learning_rate: found 0.1; a table with schedule ="),
         ("training.learning_rate.schedule", "linear", "training.learning_rate.schedule: found 'linear';"),
@@ -183,7 +184,7 @@ def test_a_misspelt_required_key_is_reported_as_misspelt():
     data["training"]["clipp"] = 1.0
     assert refusal(data) == (
         "training.clipp: found an unknown key; the nearest known key is 'clip', all are loss, clip, learning_rate, "
-        "steps, epochs, contraction, normaliser, huber_delta (and 1 more)"
+        "steps, epochs, contraction, normaliser, huber_delta, hinge_width (and 1 more)"
     )
 
 

@@ -59,8 +59,10 @@ def check_differences(worlds, classes):
             apart = np.abs(worlds.theta[near[one]] - worlds.theta[near[two]])
             slot = (names[near[one]] != names[near[two]]).argmax(axis=1)
             assert (apart <= found[j, classes[slot]]).all()
+            assert ((apart**2).sum(axis=1) ** 0.5 <= boxes.length[j, classes[slot]]).all()
         for v in worlds.neighbours(i):
             assert (found[:-1] <= worlds.boxes[v].difference[1:]).all()
+            assert (boxes.length[:-1] <= worlds.boxes[v].length[1:]).all()
 
 
 def check_world(way, loss, schedule, size):
@@ -74,6 +76,7 @@ def check_world(way, loss, schedule, size):
 PICKS = [
     ("window", "squared", "full batch"),
     ("window", "logistic", "overlapping, one of a single slot"),
+    ("window", "smoothed-hinge", "minibatches"),
     ("short windows", "huber", "full batch"),
     ("overlapping", "squared", "minibatches"),
     ("certified ibp", "logistic", "full batch"),
@@ -110,6 +113,7 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
             assert (a.difference[j] <= a.difference[j + 1]).all()
             if radii[j + 1] == radii[j] + 1:
                 assert (b.difference[j] <= a.difference[j + 1]).all()
+                assert (b.length[j] <= a.length[j + 1]).all()
 
 
 def relational_end(made):

@@ -14,13 +14,21 @@ import numpy as np
 import typer
 from rich.table import Table as RichTable
 
-from certify.cli.console import out
+from certify.cli.console import err, out
 from certify.envelope import content_digest, read, write_atomically
 from certify.errors import EnvelopeError
 
 _ADD_UP = (
     "Every run of this command on the same data costs its budget again: add the costs up, or let a ledger do it "
     "(`certdp budget`, --ledger)."
+)
+
+#: Typical noise, in widths of the public output range, from which on a number tells nothing.
+_DROWNED = 0.5
+_HINT = (
+    "certdp: hint: whatever the records, the typical noise of every number is at least {} times its public output "
+    "range (epsilon, delta, the number of questions and of radii allow no less); certify more radii, ask fewer "
+    "questions of one budget, or raise epsilon; `certdp inspect --model --data` shows what one record can move"
 )
 
 
@@ -52,7 +60,7 @@ def command(
     from models import digest
     from models import read as read_model
     from privacy.ledgered import paid, release_from
-    from privacy.query import Query
+    from privacy.query import Query, noise_floor
 
     certified = read(envelope)
     expected = certified.metadata.model_sha256
@@ -87,6 +95,9 @@ def command(
     else:
         query = Query.make(certified, graph)
         table = read_table(data, None, query.feature_names)
+        least = float(noise_floor(query, table.features, epsilon, delta, **options).min())
+        if least > _DROWNED:
+            err.print(_HINT.format(f"{least:.2g}"), soft_wrap=True)
         release = release_from(ledger, budget, certified, query, table.features, epsilon, delta, **options)
         columns = dict(zip(query.target_names, release.values.T, strict=True))
         guarantee = release.guarantee

@@ -12,8 +12,7 @@ within the tolerance ``tau`` of the optimum, which is checked against its own po
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,12 +24,11 @@ from solvers.gradients import FixedPoint
 from solvers.ibp import ibp
 from solvers.options import Options
 from solvers.programs import margin, relu
-from solvers.programs.bounds import extremes
+from solvers.programs.bounds import extremes, mapped
 from solvers.programs.margin import Blocks, Head, blocks, corners
-from solvers.programs.model import solver
 from solvers.programs.relu import Network, model_of
 from solvers.programs.size import check_size
-from solvers.programs.steps import WindowProgram, unit_of
+from solvers.programs.steps import unit_of
 from solvers.window import Boxes, Window
 
 #: Default tolerance in units of what one record can do in one step: far above a solver's, far below a width.
@@ -42,56 +40,58 @@ def tolerance(window: Window, options: Options) -> float:
     return _TAU * unit_of(window) if options.tau is None else options.tau
 
 
-def _radius(window: Window, model: Head | Network, coupled: Boxes, kind: str, options: Options, j: int):
-    """One radius after the window's last step, all earlier ones known: its box, and `_linear`'s ends or None."""
+def _radius(
+    window: Window, model: Head | Network, coupled: Boxes, kind: str, options: Options, item: tuple[int, list[Blocks]]
+) -> tuple[Interval, list[Blocks]]:
+    """The box of radius ``j`` after the window's last step, all earlier ones known; ``item``: ``j``, see `_records`."""
+    j, batches = item
     radius, tau = window.radii[j], tolerance(window, options)
     boxes = [Interval(b.lower[j], b.upper[j]) for b in (*window.known, coupled)]
     if isinstance(model, Network):
-        made, newest = relu.formulate(window, model, radius, boxes, kind), None
+        made = relu.formulate(window, model, radius, boxes, kind)
     else:
-        made, newest = _linear(window, model, boxes, kind, options, j)
+        batches = _records(window, model, options, j, batches)
+        made = margin.formulate(window, model, radius, boxes, batches, kind != "lp")
     costs = np.zeros((made.theta.shape[1], made.program.shape[1]))
     costs[np.arange(len(costs)), made.theta[-1]] = 1.0
-    lower, upper = extremes(solver(options.solver, made.program, tau / made.unit / 4.0), costs, tau / made.unit)
+    lower, upper = extremes(options.solver, made.program, costs, tau / made.unit, options.threads)
     # The ladder of property (M): every bound is within tau of the optimum of a program that nests.
-    return Interval(lower * made.unit - radius * tau, upper * made.unit + radius * tau), newest
+    return Interval(lower * made.unit - radius * tau, upper * made.unit + radius * tau), batches
 
 
-def _linear(
-    window: Window, head: Head, boxes: list[Interval], kind: str, options: Options, j: int
-) -> tuple[WindowProgram, np.ndarray]:
-    """The program of a linear model, and the ends of the arguments of its last step ``(2, slots)``."""
-    radius = window.radii[j]
-    margins = [None if b.margins is None else b.margins[j] for b in window.known[1:]]
-    batches = [
-        blocks(window, head, step.batch, box, 2.0 * radius, ends)
-        for step, box, ends in zip(window.steps, boxes, [*margins, None], strict=False)
-    ]
-    if len(window.steps) > 1:
-        batches[-1] = _tightened(window, head, radius, boxes[:-1], batches, tolerance(window, options), options)
-    newest = np.full((2, window.records.slots), np.nan)
-    newest[:, batches[-1].slots] = batches[-1].box
-    return margin.formulate(window, head, radius, boxes, batches, kind != "lp"), newest
+def _records(window: Window, head: Head, options: Options, j: int, batches: Sequence[Blocks] = ()) -> list[Blocks]:
+    """The records of every step before which the box is known, for one radius; ``batches``: those of the first steps.
+
+    Each step's arguments are tightened by the program of the steps before it *in this window*.  What an earlier window
+    found would be tighter, but break (M): this window's parameters need not keep to it.
+    """
+    batches = list(batches)
+    for t in range(len(batches), min(len(window.known), len(window.steps))):
+        known = window.known[: t + 1]
+        boxes = [Interval(b.lower[j], b.upper[j]) for b in known]
+        records = blocks(window, head, window.steps[t].batch, boxes[t], 2.0 * window.radii[j])
+        before = replace(window, steps=window.steps[:t], known=known[:-1]) if t else None
+        batches.append(records if before is None else _tightened(before, head, boxes, batches, records, options, j))
+    return batches
 
 
 def _tightened(
-    window: Window, head: Head, radius: int, boxes: list[Interval], batches: list[Blocks], tau: float, options: Options
+    before: Window, head: Head, boxes: list[Interval], batches: list[Blocks], records: Blocks, options: Options, j: int
 ) -> Blocks:
-    """The last step's records over what the program of the steps before it allows, instead of over a box."""
-    records = batches[-1]
-    grid = FixedPoint.make(window.clip, len(window.steps[-1].batch))
-    uncertain = np.flatnonzero(~records.wild)[~corners(window, head, records, grid)[1]]
+    """``records`` of the next step, over what the program of the window ``before`` allows instead of over a box."""
+    radius, tau = before.radii[j], tolerance(before, options)
+    grid = FixedPoint.make(before.clip, records.size)
+    uncertain = np.flatnonzero(~records.wild)[~corners(before, head, records, grid)[1]]
     if not len(uncertain):
         return records
-    before = replace(window, steps=window.steps[:-1], known=window.known[:-1])
-    made = margin.formulate(before, head, radius, boxes, batches[:-1], False)
+    made = margin.formulate(before, head, radius, boxes, batches, False)
     sign = records.sign[uncertain]
     inputs = (sign * head.inputs[:, records.slots[uncertain]]).T
     scale = 2.0 ** np.ceil(np.log2(np.abs(inputs).sum(axis=1)))  # private, but the same on a neighbour
     costs = np.zeros((len(uncertain), made.program.shape[1]))
     costs[:, made.theta[-1]] = inputs / scale[:, None]
     name = options.solver if SOLVERS[options.solver].duals else "highs"  # a linear program, also where the last is not
-    lower, upper = extremes(solver(name, made.program, tau / made.unit / 4.0), costs, tau / made.unit)
+    lower, upper = extremes(name, made.program, costs, tau / made.unit, options.threads)
     constant, error = sign * head.offset - records.shift[uncertain], records.error[uncertain]
     box = Interval(records.box.lower.copy(), records.box.upper.copy())
     low = (lower * made.unit - radius * tau) * scale + constant - error
@@ -107,28 +107,21 @@ def _bound(window: Window, options: Options, kind: str) -> list[Boxes]:
         require_solver(options.solver, kind)
     check_size(window, kind != "lp", options.force)
     wide = [j for j, radius in enumerate(window.radii) if radius > 0]
+    spare = replace(options, threads=max(1, options.threads // max(1, len(wide))))  # for one radius
+    batches = [[] for _ in wide]
+    if isinstance(model, Head):  # earlier windows know the boxes of these steps
+        early = replace(window, steps=window.steps[: len(known) - 1])
+        batches = mapped(partial(_records, early, model, spare), wide, options.threads)
     for t in window.fresh:
         part = replace(window, steps=window.steps[: t + 1], known=tuple(known))
         coupled = ibp(part, options.threads)[-1]
-        one = partial(_radius, part, model, coupled, kind, options)
+        one = partial(_radius, part, model, coupled, kind, spare)
         lower, upper = coupled.lower.copy(), coupled.upper.copy()
-        margins = np.full((len(window.radii), 2, window.records.slots), np.nan)
-        for j, (box, newest) in zip(wide, _map(one, wide, options.threads), strict=True):
+        boxes, batches = zip(*mapped(one, list(zip(wide, batches, strict=True)), options.threads), strict=True)
+        for j, box in zip(wide, boxes, strict=True):
             lower[j], upper[j] = np.maximum(lower[j], box.lower), np.minimum(upper[j], box.upper)
-            if newest is not None:
-                margins[j] = newest
-        kept = margins if isinstance(model, Head) else None
-        known.append(Boxes(coupled.nominal, lower, upper, margins=kept))
+        known.append(Boxes(coupled.nominal, lower, upper))
     return known[len(window.known) :]
-
-
-def _map(function, items: list, threads: int) -> list:
-    """In processes, as Pyomo holds the interpreter; the last item, the largest radius, takes longest and goes first."""
-    if min(threads, len(items)) < 2:
-        return [function(item) for item in items]
-    start = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-    with ProcessPoolExecutor(min(threads, len(items)), multiprocessing.get_context(start)) as pool:
-        return list(pool.map(function, items[::-1]))[::-1]
 
 
 def lp(window: Window, options: Options) -> list[Boxes]:

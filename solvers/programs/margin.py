@@ -10,6 +10,13 @@ lie at the argument where the record is not replaced, and anywhere in its interv
 the step cover what the trainer's arithmetic does to the real numbers above, and the program's own coefficients; both
 are ``2k`` times a bound of the error that grows with the boxes.
 
+A gradient that is one constant below a kink and another above it (hinge, absolute) has four vertices and two values.
+Projected to the weight ``z`` of the value below, the same rows of a linear program are
+
+    z + a <= 1,      argument + (v_u - kink) z <= v_u + e,      argument + (kink - v_l) (z + a) >= kink - e
+
+and the record contributes ``(1 - a) above + z (below - above)``: a quarter of the columns.
+
 Property (M): let a point of this program be given, and a neighbour that differs in slot ``j``.  The same parameters and
 weights with ``a_j = 1`` and slot ``j``'s contribution moved into ``q`` are a point of the neighbour's program of radius
 ``k + 1``: whatever ``a_j`` was, the contribution is at most ``clip (1 - a_j)``, hulls and intervals nest, and
@@ -19,7 +26,7 @@ constant contributions satisfy the argument rows anyway.  With binaries the same
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +35,17 @@ from models.ops.base import ABSOLUTE, RELATIVE, Interval
 from solvers.gradients import FixedPoint
 from solvers.ibp import Plan
 from solvers.programs import pieces
-from solvers.programs.steps import LOSSES, Steps, WindowProgram, firsts, snapped, unsupported, without
+from solvers.programs.jumps import jumps
+from solvers.programs.steps import (
+    LOSSES,
+    Mixture,
+    Steps,
+    WindowProgram,
+    firsts,
+    snapped,
+    unsupported,
+    without,
+)
 from solvers.window import Window
 
 
@@ -80,10 +97,12 @@ class Head:
 class Blocks:
     """The filled slots ``(n,)`` of a batch over a box: ends, sign and shift of their arguments, and rounding ``error``.
 
-    ``wild`` marks records that the trainer might give up on: they contribute anything within the clip.
+    ``size``: of the batch, empty slots included.  ``wild`` marks records that the trainer might give up on: they
+    contribute anything within the clip.
     """
 
     slots: np.ndarray
+    size: int
     box: Interval
     sign: np.ndarray
     shift: np.ndarray
@@ -91,10 +110,8 @@ class Blocks:
     wild: np.ndarray
 
 
-def blocks(
-    window: Window, head: Head, batch: np.ndarray, box: Interval, ladder: float, margins: np.ndarray | None
-) -> Blocks:
-    """What a step's records can do over a box of the parameters before it; ``margins`` ``(2, slots)``: see `Boxes`."""
+def blocks(window: Window, head: Head, batch: np.ndarray, box: Interval, ladder: float) -> Blocks:
+    """What a step's records can do over a box of the parameters before it."""
     slots = window.records.filled(batch)
     targets = window.records.targets[0, slots]
     inputs = np.abs(head.inputs[:, slots])
@@ -107,10 +124,7 @@ def blocks(
         scale = FixedPoint.make(window.clip, len(batch)).scale
         wild = ~np.isfinite(16.0 * scale * (found.box.magnitude + size))
     wild |= ~pieces.describable(window.loss, inputs, window.clip)
-    ends = found.box
-    if margins is not None:
-        ends = Interval(np.fmax(ends.lower, margins[0, slots]), np.fmin(ends.upper, margins[1, slots]))
-    return Blocks(slots, ends, found.sign, found.shift, error, wild)
+    return Blocks(slots, len(batch), found.box, found.sign, found.shift, error, wild)
 
 
 def corners(window: Window, head: Head, records: Blocks, grid: FixedPoint) -> tuple[pieces.Vertices, np.ndarray]:
@@ -138,21 +152,77 @@ def formulate(
         tame = ~records.wild
         slots = records.slots[tame]
         same = np.where(constant, found.values[:, firsts(found)], 0.0)
+        targets, inputs = window.records.targets[0, slots], head.inputs[:, slots]
+        jump = None if integer else jumps(window.loss, targets, inputs, window.clip)
+        if jump is not None:
+            jump = jump._replace(below=np.rint(jump.below * grid.scale), above=np.rint(jump.above * grid.scale))
+            same = np.where(constant, same, jump.above)
         advance = steps.advance(t, grid, slots, same, int(records.wild.sum()))
         if constant.all():
             continue
-        slots, own = slots[~constant], steps.replaced(slots[~constant])
-        varying = [part[tame][~constant] for part in (*records.box, records.sign, records.shift, records.error)]
-        low, high, sign, shift, error = varying
-        mix = steps.mixture(f"weights {t}", without(found, constant), own)
-        out = steps.out
-        out.entries(advance.rows[:, None], mix.weights, advance.size / (grid.scale * window.clip) * mix.values)
-        # argument = sign (inputs' theta + offset) - shift
-        constants = sign * head.offset - shift
-        for end, ends in ((low, (-np.inf, (constants + error) / steps.unit)),
-                          (high, ((constants - error) / steps.unit, np.inf))):
-            row = out.rows(*ends)
-            out.entries(row[mix.record], mix.weights, mix.argument / steps.unit)
-            out.entries(row[:, None], steps.theta[t], -(sign * head.inputs[:, slots]).T)
-            out.entries(row, own, end / steps.unit)
+        vary = Uncertain.of(steps, head, t, records, np.flatnonzero(tame)[~constant])
+        size = advance.size / (grid.scale * window.clip)
+        if jump is None:
+            mix = steps.mixture(f"weights {t}", without(found, constant), vary.replaced)
+            steps.out.entries(advance.rows[:, None], mix.weights, size * mix.values)
+            vary.meet(mix)
+        else:
+            columns = vary.switch(jump.kink)
+            steps.out.entries(advance.rows[:, None], columns, size * (jump.below - jump.above)[:, ~constant])
     return steps.program()
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertain:
+    """Records of step ``t`` whose gradient depends on their argument, which lies in ``box``; ``(n,)`` each.
+
+    ``argument = slope' theta + offset`` up to ``error``, slope ``(P, n)``; ``replaced``: their columns ``a``.
+    """
+
+    steps: Steps
+    t: int
+    box: Interval
+    slope: np.ndarray
+    offset: np.ndarray
+    error: np.ndarray
+    replaced: np.ndarray
+
+    @classmethod
+    def of(cls, steps: Steps, head: Head, t: int, records: Blocks, which: np.ndarray) -> Uncertain:
+        slots, sign = records.slots[which], records.sign[which]
+        return cls(
+            steps, t, Interval(records.box.lower[which], records.box.upper[which]), sign * head.inputs[:, slots],
+            sign * head.offset - records.shift[which], records.error[which], steps.replaced(slots),
+        )  # fmt: skip
+
+    def _rows(self, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+        """Rows of the arguments, offset and rounding apart."""
+        unit, ends = self.steps.unit, (lower - self.offset - self.error, upper - self.offset + self.error)
+        row = self.steps.out.rows(*(end / unit for end in ends))
+        self.steps.out.entries(row[:, None], self.steps.theta[self.t], self.slope.T)
+        return row
+
+    def meet(self, mix: Mixture) -> None:
+        """The mean of a record's vertices lies at its argument, wherever that is where the record is replaced."""
+        out, unit, zero, infinite = self.steps.out, self.steps.unit, 0.0 * self.error, np.full_like(self.error, np.inf)
+        for end, ends in ((self.box.lower, (zero, infinite)), (self.box.upper, (-infinite, zero))):
+            row = self._rows(*ends)
+            out.entries(row[mix.record], mix.weights, -mix.argument / unit)
+            out.entries(row, self.replaced, -end / unit)
+
+    def switch(self, kink: float) -> np.ndarray:
+        """Columns: the weight of the gradient below the kink."""
+        out, unit, (low, high) = self.steps.out, self.steps.unit, self.box
+        rounding = self.steps.ladder * 4.0 * RELATIVE * (abs(kink) + np.maximum(np.abs(low), np.abs(high)))
+        wider = replace(self, error=self.error + rounding)  # differences of ends are coefficients here
+        zero, one = np.zeros_like(low), np.ones_like(low)
+        below = out.columns(f"below the kink {self.t}", zero, one)
+        row = out.rows(zero, one)
+        out.entries(row, below, 1.0)
+        out.entries(row, self.replaced, 1.0)
+        row = wider._rows(-np.inf * one, high)
+        out.entries(row, below, (high - kink) / unit)
+        row = wider._rows(kink * one, np.inf * one)
+        out.entries(row, below, (kink - low) / unit)
+        out.entries(row, self.replaced, (kink - low) / unit)
+        return below

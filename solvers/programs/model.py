@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyomo.environ as pyo
+from pyomo.common.gc_manager import PauseGC
 from pyomo.contrib.solver.common.factory import SolverFactory as DirectFactory
 from pyomo.contrib.solver.common.results import TerminationCondition
-from pyomo.core.expr.numeric_expr import LinearExpression
+from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
 from solvers.discovery import SOLVERS, require_solver
 from solvers.errors import SolverFailureError, SolverMissingError
 from solvers.programs.program import Program
 
-#: Simplex keeps its basis from one objective to the next; above this many rows interior point is faster all the same.
-_SIMPLEX_ROWS = 2000
+#: Rows up to which simplex finds a first basis sooner than interior point with crossover; and up to which it is faster
+#: from one objective to the next, as it keeps its basis.
+_FIRST_SIMPLEX_ROWS, _SIMPLEX_ROWS = 500, 5000
 #: Violation of a row or column that a solver may leave, in the program's units.
 _FEASIBILITY = 1e-8
 #: Larger numbers have no digits left beside the unit of a program; from 1e20 on they are infinite to most solvers.
@@ -49,20 +51,21 @@ def build(program: Program) -> pyo.ConcreteModel:
     for j in np.flatnonzero(program.integer).tolist():
         x[j].domain = pyo.Integers
     matrix, start = program.matrix, program.matrix.indptr.tolist()
-    places, values = matrix.indices.tolist(), matrix.data.tolist()
-    ends = [
-        [None if np.isinf(end) else end for end in side.tolist()] for side in (program.row_lower, program.row_upper)
-    ]
-    terms = {}
+    entries = list(
+        map(MonomialTermExpression, zip(matrix.data.tolist(), map(x.__getitem__, matrix.indices.tolist()), strict=True))
+    )
+    ends = [np.where(np.isinf(side), None, side).tolist() for side in (program.row_lower, program.row_upper)]
+    products = {}
     for i, j, k, value in zip(*(part.tolist() for part in program.products), strict=True):
-        terms[i] = terms.get(i, 0.0) + value * x[j] * x[k]
-    model.rows = pyo.Constraint(pyo.Any)
-    for i in range(rows):
-        part = slice(start[i], start[i + 1])
-        body = LinearExpression(linear_coefs=values[part], linear_vars=[x[j] for j in places[part]])
-        body = body + terms[i] if i in terms else body
+        products[i] = products.get(i, 0.0) + value * x[j] * x[k]
+
+    def row(_, i):
+        body = LinearExpression(entries[start[i] : start[i + 1]])
+        body = body + products[i] if i in products else body
         low, high = ends[0][i], ends[1][i]
-        model.rows[i] = (low, body, high) if low != high else body == low
+        return (low, body, high) if low != high else body == low
+
+    model.rows = pyo.Constraint(range(rows), rule=row)
     model.objective = pyo.Objective(expr=0.0)
     return model
 
@@ -81,9 +84,9 @@ class Solver:
     def minimise(self, cost: np.ndarray) -> Answer:
         """The solver's answer for ``cost @ x``; raises SolverFailureError saying how it ended."""
         self.model.objective.set_value(_linear(self.model, cost))
-        return self._minimise()
+        return self._minimise(cost)
 
-    def _minimise(self) -> Answer:
+    def _minimise(self, cost: np.ndarray) -> Answer:
         raise NotImplementedError
 
     def _point(self, values) -> np.ndarray:
@@ -94,8 +97,66 @@ class Solver:
         return x
 
 
+class _Highs(Solver):
+    """HiGHS as Pyomo's persistent interface builds and keeps it, warm from one objective to the next.
+
+    What the interface does for every row (walks through its expression) and every objective (copies and checks its
+    configuration, redirects the output, looks up values variable by variable) takes longer than HiGHS does for programs
+    of a few hundred rows.  So rows, objectives and answers go to and from its HiGHS as arrays, in the program's order.
+    """
+
+    def __init__(self, name: str, program: Program, gap: float):
+        super().__init__(name, program)
+        interface = DirectFactory(SOLVERS[name].interface)
+        self.model.rows.deactivate()  # they are added below
+        interface.set_instance(self.model)
+        self.model.rows.activate()
+        interface.add_variables(list(self.model.x.values()))
+        self.highs = interface._solver_model
+        options = {"output_flag": False, "threads": 1, "mip_rel_gap": 0.0, "mip_abs_gap": gap}
+        self._set(options | _tolerances(name, program))
+        matrix, ends = program.matrix, (program.row_lower, program.row_upper)
+        self.highs.addRows(len(ends[0]), *ends, matrix.nnz, matrix.indptr[:-1], matrix.indices, matrix.data)
+        self.columns = np.arange(program.shape[1], dtype=np.int32)
+        self.attempts = _attempts(program, warm=False)
+        self.highs.HandleKeyboardInterrupt = program.kind != "lp"  # those can take minutes
+
+    def _set(self, options: dict[str, object]) -> None:
+        for option, value in options.items():
+            self.highs.setOptionValue(option, value)
+
+    def _minimise(self, cost: np.ndarray) -> Answer:
+        self.highs.changeColsCost(len(cost), self.columns, cost)
+        for attempt in self.attempts:
+            self._set(attempt)
+            self.highs.solve()
+            status = self.highs.getModelStatus()
+            if status.name == "kInterrupt":
+                raise KeyboardInterrupt
+            if status.name == "kOptimal":
+                break
+        else:
+            raise SolverFailureError(f"it ended with the status {self.highs.modelStatusToString(status)}")
+        self.attempts = _attempts(self.program, warm=True)
+        found = self.highs.getSolution()
+        x = np.array(found.col_value)
+        if self.program.kind != "lp":
+            return Answer(x, bound=self.highs.getInfo().mip_dual_bound)
+        return Answer(x, dual=np.array(found.row_dual))
+
+
+def _attempts(program: Program, warm: bool) -> tuple[dict[str, object], ...]:
+    """Options of HiGHS that are tried one after the other until it finishes, ``warm``: after the first objective."""
+    if program.kind == "lp":
+        rows, simplex = program.shape[0], {"solver": "simplex"}
+        interior = {"solver": "ipm", "run_crossover": "on" if rows <= _SIMPLEX_ROWS else "off"}
+        return (simplex, interior) if rows <= (_SIMPLEX_ROWS if warm else _FIRST_SIMPLEX_ROWS) else (interior, simplex)
+    # A search that restarts after presolving may end at a point that is beyond its own tolerance by a rounding error.
+    return {"presolve": "choose"}, {"presolve": "off"}
+
+
 class _Direct(Solver):
-    """Through Pyomo's newer interface, which keeps HiGHS and Gurobi warm from one objective to the next."""
+    """Through Pyomo's newer interface."""
 
     def __init__(self, name: str, program: Program, gap: float):
         super().__init__(name, program)
@@ -106,32 +167,15 @@ class _Direct(Solver):
         config.raise_exception_on_nonoptimal_result = False
         config.rel_gap, config.abs_gap = 0.0, gap
         config.solver_options.update(_tolerances(name, program))
-        self.attempts: tuple[dict[str, str], ...] = ({},)
-        if name == "highs" and program.kind == "lp":
-            # The other algorithm where one does not finish: the bound is held to the same tolerance.
-            simplex, interior = {"solver": "simplex"}, {"solver": "ipm", "run_crossover": "off"}
-            self.attempts = (interior, simplex) if program.shape[0] > _SIMPLEX_ROWS else (simplex, interior)
-        self.told = name == "highs"  # of a new objective, instead of looking for all that may have changed
-        if self.told:
-            for check in config.auto_updates:
-                config.auto_updates[check] = False
-            self.solver.set_instance(self.model)
 
-    def _minimise(self) -> Answer:
-        if self.told:
-            self.solver.set_objective(self.model.objective)
-        for attempt in self.attempts:
-            self.solver.config.solver_options.update(attempt)
-            results = self.solver.solve(self.model)
-            if results.termination_condition == TerminationCondition.convergenceCriteriaSatisfied:
-                break
-        else:
+    def _minimise(self, cost: np.ndarray) -> Answer:
+        results = self.solver.solve(self.model)
+        if results.termination_condition != TerminationCondition.convergenceCriteriaSatisfied:
             raise SolverFailureError(f"it ended with {results.termination_condition.name}")
-        loader = results.solution_loader
-        x = self._point(loader.get_vars().items())
+        x = self._point(results.solution_loader.get_vars().items())
         if self.program.kind != "lp":
             return Answer(x, bound=results.objective_bound)
-        duals = loader.get_duals()
+        duals = results.solution_loader.get_duals()
         return Answer(x, dual=np.array([duals[row] for row in self.model.rows.values()]))
 
 
@@ -154,7 +198,7 @@ class _Executable(Solver):
         self.solver.options.update(_EXECUTABLE_OPTIONS[name])
         self.model.dual = pyo.Suffix(direction=pyo.Suffix.IMPORT)
 
-    def _minimise(self) -> Answer:
+    def _minimise(self, cost: np.ndarray) -> Answer:
         results = self.solver.solve(self.model)
         if results.solver.termination_condition != pyo.TerminationCondition.optimal:
             raise SolverFailureError(f"it ended with {results.solver.termination_condition}")
@@ -180,6 +224,9 @@ def solver(name: str, program: Program, gap: float) -> Solver:
             f"solver: the program holds numbers up to {largest:.0e}: parameters or targets are too large beside what "
             "one record can do in one step (rate, clip); scale the data, or use the backend ibp"
         )
-    if SOLVERS[name].direct:
-        return _Direct(name, program, gap)
-    return _Executable(name, program, found.path)
+    with PauseGC():  # which would look through every expression, several times
+        if name == "highs":
+            return _Highs(name, program, gap)
+        if SOLVERS[name].direct:
+            return _Direct(name, program, gap)
+        return _Executable(name, program, found.path)

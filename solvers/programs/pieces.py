@@ -7,6 +7,7 @@ A linear model predicts ``z = inputs' theta + offset``; the gradient of paramete
 * squared: ``clip(2 v inputs_j)``, ``v = z - y``, knots where a coordinate reaches the clip;
 * huber: ``clip(clip(v, delta) inputs_j)``; absolute: ``clip(sign(v) inputs_j)``, in three pieces, one a point;
 * hinge: ``clip(-y inputs_j)`` for ``v < 1``, else 0, with ``v = y z``;
+* smoothed hinge: ``clip(-y clip(-v / h, 0, 1) inputs_j)``, ``v = y z - 1``, knots also at the ends of the ramp;
 * logistic: ``clip(phi inputs_j)``, ``phi = sigmoid(v) - y``, ``v = z``: a curve, each piece of it inside a triangle.
 
 A piece is given by its vertices: their convex hull contains the graph over the piece, up to `error` in every
@@ -20,11 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.losses import Absolute, Hinge, Huber, Logistic, Loss, Squared
+from models.losses import Absolute, Hinge, Huber, Logistic, Loss, SmoothedHinge, Squared
 from models.ops.activations import Sigmoid
 from models.ops.base import Interval, rounded
 from solvers.gradients import FixedPoint
 
+#: Losses that are described here.
+LOSSES = (Squared, Huber, Absolute, Hinge, SmoothedHinge, Logistic)
 #: Knots of the sigmoid: with them no triangle is higher than `SIGMOID_GAP`.
 _TAIL = np.array([7.0, 8.0, 10.0, 14.0, 20.0, 40.0])
 _KNOTS = np.concatenate([-_TAIL[::-1], np.arange(-6.0, 6.25, 0.25), _TAIL])
@@ -69,9 +72,12 @@ def describable(loss: Loss, inputs: np.ndarray, clip: float) -> np.ndarray:
 def arguments(loss: Loss, prediction: Interval, targets: np.ndarray, ladder: float) -> Arguments:
     """The arguments over a box of predictions ``(n,)``; the ends hold the trainer's own as well as the exact ones."""
     one, zero = np.ones_like(targets), np.zeros_like(targets)
-    if isinstance(loss, Hinge):
+    if isinstance(loss, Hinge | SmoothedHinge):
         ends = (targets * prediction.lower, targets * prediction.upper)
-        return Arguments(Interval(np.minimum(*ends), np.maximum(*ends)), targets, zero)
+        margin = Interval(np.minimum(*ends), np.maximum(*ends))
+        if isinstance(loss, Hinge):
+            return Arguments(margin, targets, zero)
+        return Arguments(rounded(margin.lower - 1.0, margin.upper - 1.0, ladder), targets, one)
     if isinstance(loss, Logistic):
         return Arguments(prediction, one, zero)
     return Arguments(rounded(prediction.lower - targets, prediction.upper - targets, ladder), one, targets)
@@ -137,6 +143,11 @@ def vertices(loss: Loss, box: Interval, targets: np.ndarray, inputs: np.ndarray,
         reach = np.minimum(reach, loss.delta)
         record, a, b = _between(np.concatenate([-reach, reach], axis=1), box)
         return _gather(record, [a, b], [np.clip(end, -loss.delta, loss.delta) for end in (a, b)], inputs, clip)
+    if isinstance(loss, SmoothedHinge):
+        knots = np.append(-loss.width * np.minimum(reach, 1.0), np.zeros((len(reach), 1)), axis=1)
+        record, a, b = _between(knots, box)
+        slopes = [-targets[record] * np.clip(-end / loss.width, 0.0, 1.0) for end in (a, b)]
+        return _gather(record, [a, b], slopes, inputs, clip)
     if isinstance(loss, Logistic):
         return _logistic(box, targets, inputs, reach, clip)
     one, infinite = np.ones_like(targets), np.full_like(targets, np.inf)

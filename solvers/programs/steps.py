@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.losses import Absolute, Hinge, Huber, Logistic, Squared
 from models.ops.base import ABSOLUTE, RELATIVE, Interval
 from solvers.errors import UnsupportedWindowError
 from solvers.gradients import FixedPoint
@@ -25,7 +24,7 @@ from solvers.programs import pieces
 from solvers.programs.program import Assembly, Program
 from solvers.window import Window
 
-LOSSES = (Squared, Huber, Absolute, Hinge, Logistic)
+LOSSES = pieces.LOSSES
 
 
 def unsupported(window: Window, finding: str) -> UnsupportedWindowError:
@@ -99,7 +98,7 @@ class Steps:
         # theta' - c theta + h (gradients) = 0, gradients in clips and theta in units.
         h = step.learning_rate / window.normaliser / self.unit * window.clip
         magnitude = np.maximum(self.boxes[t].magnitude, self.boxes[t + 1].magnitude)
-        band = len(step.batch) * (pieces.error(window.loss, grid) + 8.0 * RELATIVE) * h
+        band = len(step.batch) * (pieces.error(window.loss, grid) + 16.0 * RELATIVE) * h
         band = self.ladder * (band + (8.0 * RELATIVE * magnitude + ABSOLUTE) / self.unit)
         to_clips = 1.0 / (grid.scale * window.clip)
         fixed = h * (wild - constant.astype(np.int64).sum(axis=1).astype(float) * to_clips)
