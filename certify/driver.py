@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import os
 import platform
 import re
@@ -269,7 +270,7 @@ def sweep(
     relational = keeps_certificate(problem, radii, method)
     windows = list(spans(stop - start, F, method.stride))
     check_memory(problem, windows, radii, threads, start)
-    keep = 1 if method.stride is None else F
+    keep = 1 if method.stride is None else max(span.stop - span.start for span in windows)
     trail = Trail(0, [problem.start(radii) if theta is None else Boxes.point(theta, len(radii))])
     widths, before = np.zeros((stop - start + 1, len(radii))), 0.0
     if resume:
@@ -287,7 +288,8 @@ def sweep(
                 continue
             known = trail.since(span.start)
             window = problem.window(start + span.start, start + span.stop, known, radii, relational)
-            found = bound(method.backend, window, method.options(threads))
+            inside = None if progress is None else _counted(progress, start + span.known, problem.steps)
+            found = bound(method.backend, window, method.options(threads, inside))
             if relational and found[-1].difference is None:
                 found = certified(window, found, threads)
             widths[span.known + 1 : span.stop + 1] = [boxes.width for boxes in found]
@@ -305,6 +307,12 @@ def sweep(
     if file is not None:
         file.save(state())
     return state()
+
+
+def _counted(progress: Progress, done: int, total: int) -> Callable[[Boxes], None]:
+    """``progress`` for the steps inside a window, ``done`` of which were taken before it."""
+    steps = itertools.count(done + 1)
+    return lambda boxes: progress(next(steps), total, boxes)
 
 
 def run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -22,8 +22,9 @@ class Method:
 
     ``F``: concretisation frequency, the steps of a window, or a list of window lengths with the last repeated.  In all
     steps of a window the *same* ``k`` records differ, so longer windows are tighter and cost more.  Default: an epoch
-    of minibatches where memory allows, else one step.  ``stride``: how many new steps a window bounds; the others are
-    the steps before them once more.  Default ``F``: windows do not overlap.  ``solver``, ``tau``, ``force``: see
+    of minibatches where memory allows, else one step.  ``stride``: how many new steps every window but the first
+    bounds; the others are the steps before them once more.  Default ``F``: windows do not overlap.  ``solver``,
+    ``tau``, ``force``: see
     `solvers.Options`.  ``relational``: keep a certificate of the difference of neighbouring runs beside the boxes
     (`solvers.relational`); None: where the model, the loss and the recipe allow it and the public sizes make it cheap.
     """
@@ -45,13 +46,14 @@ class Method:
         if lengths is not None and (not lengths or any(type(f) is not int or f < 1 for f in lengths)):
             raise RecipeError(f"F: found {self.F!r}; a window has at least one step")
         if self.stride is not None:
-            if not isinstance(self.F, int):
-                raise RecipeError("stride: overlapping windows need one F, the steps of every window; give both")
-            if type(self.stride) is not int or not 1 <= self.stride <= self.F:
-                raise RecipeError(f"stride: found {self.stride!r}; a window bounds 1 to F = {self.F} new steps")
+            if lengths is None:
+                raise RecipeError("stride: overlapping windows need F, the steps of a window; give both")
+            least = min(lengths[1:] or lengths)
+            if type(self.stride) is not int or not 1 <= self.stride <= least:
+                raise RecipeError(f"stride: found {self.stride!r}; a window bounds 1 to F = {least} new steps")
 
-    def options(self, threads: int) -> Options:
-        return Options(threads, self.solver, self.tau, self.force)
+    def options(self, threads: int, progress: Callable[[Boxes], None] | None = None) -> Options:
+        return Options(threads, self.solver, self.tau, self.force, progress)
 
     def facts(self) -> dict:
         """Everything that determines the result, as JSON."""
@@ -69,13 +71,15 @@ class Span(NamedTuple):
 
 
 def spans(steps: int, F: int | Sequence[int], stride: int | None = None) -> Iterator[Span]:
-    """The windows of a run: ``F`` steps each (or these lengths, the last repeated), moved on by ``stride``."""
+    """The windows of a run: ``F`` steps each (or these lengths, the last repeated), all but the first moved on by
+    ``stride``."""
     lengths = [F] if isinstance(F, int) else list(F)
-    known = 0
+    start = known = 0
     while known < steps:
-        stop = min(steps, known + (stride or lengths[0]))
-        yield Span(max(0, stop - F) if stride else known, known, stop)
+        stop = min(steps, start + lengths[0])
+        yield Span(start, known, stop)
         known, lengths = stop, lengths[1:] or lengths
+        start = known if stride is None else max(0, min(steps, known + stride) - lengths[0])
 
 
 class Trail:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from solvers.window import Boxes
 
 
 @dataclass(frozen=True)
@@ -11,10 +14,12 @@ class Options:
 
     ``solver``: of the program backends (lp, milp, miqcp).  ``tau``: the public tolerance, in parameter units, within
     which every bound from a solver must lie (see `solvers.capabilities`); None: the backend's default.
-    ``force``: go on with programs whose estimated size makes them hopeless.
+    ``force``: go on with programs whose estimated size makes them hopeless.  ``progress``: is called by backends that
+    take long, with the boxes after every step but a window's last.
     """
 
     threads: int = 1
     solver: str = "highs"
     tau: float | None = None
     force: bool = False
+    progress: Callable[[Boxes], None] | None = field(default=None, compare=False)

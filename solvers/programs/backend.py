@@ -107,7 +107,7 @@ def _bound(window: Window, options: Options, kind: str) -> list[Boxes]:
         require_solver(options.solver, kind)
     check_size(window, kind != "lp", options.force)
     wide = [j for j, radius in enumerate(window.radii) if radius > 0]
-    spare = replace(options, threads=max(1, options.threads // max(1, len(wide))))  # for one radius
+    spare = replace(options, threads=max(1, options.threads // max(1, len(wide))), progress=None)  # for one radius
     batches = [[] for _ in wide]
     if isinstance(model, Head):  # earlier windows know the boxes of these steps
         early = replace(window, steps=window.steps[: len(known) - 1])
@@ -121,6 +121,8 @@ def _bound(window: Window, options: Options, kind: str) -> list[Boxes]:
         for j, box in zip(wide, boxes, strict=True):
             lower[j], upper[j] = np.maximum(lower[j], box.lower), np.minimum(upper[j], box.upper)
         known.append(Boxes(coupled.nominal, lower, upper))
+        if options.progress is not None and t < len(window.steps) - 1:
+            options.progress(known[-1])
     return known[len(window.known) :]
 
 
