@@ -22,7 +22,7 @@ from models.losses import Absolute, CrossEntropy, Hinge, Huber, Logistic, Smooth
 from models.ops import Interval, Tanh
 from solvers.discovery import find
 from solvers.errors import ProgramSizeError, SolverFailureError, SolverMissingError, UnsupportedWindowError
-from solvers.ibp import Plan, nominal_run
+from solvers.ibp import Plan, ibp, nominal_run
 from solvers.options import Options
 from solvers.programs import backend as programs
 from solvers.programs import margin, pieces
@@ -276,6 +276,69 @@ def test_two_values_and_a_kink_are_the_projection_of_four_vertices(name, monkeyp
             cost[built.theta] = direction
             ends.append(least(solver("highs", built.program, 1e-9), cost, 1e-4))
         assert ends[0] == pytest.approx(ends[1], abs=1e-4)
+
+
+def window_programs(made, F, row, kept=None):
+    """The slots and the program of every window of ``F`` steps, moved on by one, at radius ``made.radii[row]``.
+
+    ``kept``: a dictionary, to intersect arguments with what earlier windows found.
+    """
+    head, trail = Head.of(made), list(made.known)
+    for t in range(len(made.steps)):
+        start = max(0, t + 1 - F)
+        part = replace(made, steps=made.steps[start : t + 1], known=tuple(trail[start:]))
+        batches = programs._records(part, head, Options(), row)
+        for i, found in enumerate(batches if kept is not None else ()):
+            old = kept.setdefault(start + i, found.box)
+            ends = np.maximum(old.lower, found.box.lower), np.minimum(old.upper, found.box.upper)
+            batches[i] = replace(found, box=Interval(*ends))
+        boxes = [Interval(b.lower[row], b.upper[row]) for b in (*part.known, ibp(part)[-1])]
+        slots = np.unique(np.concatenate([step.batch for step in part.steps]))
+        yield slots, formulate(part, head, made.radii[row], boxes, batches, False)
+        trail += lp(part, Options())
+
+
+def left_out(name, seed, kept):
+    """How many of a window's extreme points are no points of the neighbour's program, of how many; see the proof of (M)
+    in docs/programs.md: the same parameters, and the slot that differs is replaced."""
+    rng, slots, missed, tried = np.random.default_rng(seed), 8, 0, 0
+    features, targets = np.round(rng.normal(size=(slots, 3)), 1), draw_targets(rng, name, slots)
+    batches = [np.sort(rng.permutation(slots)[:4]) for _ in range(6)]
+    options = {"rate": 1.0, "clip": 0.3, "loss": WORLDS[name][0], "normaliser": 4, "theta": 0.5 * rng.normal(size=4)}
+    other, labels, slot = features.copy(), targets.copy(), int(rng.integers(slots))
+    other[slot], labels[slot] = rng.normal(size=3), draw_targets(rng, name, 1)
+    both = [window(mlp((3, 1)), x, y, batches, (0, 1, 2), **options) for x, y in ((features, targets), (other, labels))]
+    found = (window_programs(made, 3, row, {} if kept else None) for row, made in enumerate(both, 1))
+    for (used, small), (_, large) in zip(*found, strict=True):
+        whole = solver("highs", small.program, 0.0)
+        for _ in range(4):
+            cost = np.zeros(small.program.shape[1])
+            cost[small.theta] = rng.normal(size=small.theta.shape)
+            x = whole.minimise(cost).x
+            columns = np.concatenate([large.theta.ravel(), list(large.program.columns["replaced"])])
+            replaced = np.where(used == slot, 1.0, x[list(small.program.columns["replaced"])])
+            values = np.concatenate([x[small.theta].ravel(), replaced])
+            lower, upper = large.program.lower.copy(), large.program.upper.copy()
+            tried, outside = tried + 1, (values < lower[columns] - 1e-6) | (values > upper[columns] + 1e-6)
+            lower[columns], upper[columns] = values - 1e-6, values + 1e-6
+            fixed = solver("highs", replace(large.program, lower=lower, upper=upper), 0.0)
+            try:
+                fixed.minimise(np.zeros(len(lower)))
+                missed += int(outside.any())
+            except SolverFailureError:  # no such point
+                missed += 1
+    return missed, tried
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_points_of_an_overlapping_windows_program_are_points_of_a_neighbours(name):
+    for seed in (2, 3):
+        missed, tried = left_out(name, seed, kept=False)
+        assert missed == 0 and tried == 24
+
+
+def test_arguments_kept_from_earlier_windows_would_not_nest():
+    assert left_out("logistic", 2, kept=True)[0] > 0
 
 
 def test_zero_out_boxes_lie_inside_those_of_interval_training():
