@@ -266,8 +266,8 @@ BLOBS = {
 }
 SINGLE = {
     "hinge": (
-        (1, Method("lp", 40, 20)), (2, Method("lp", 40, 20)), (4, Method("lp", 36, 18)), (8, Method("lp", 30, 15)),
-        (1, Method("lp", 5)), (1, Method("lp", 10)),
+        (1, Method("lp", (100, 40), 20)), (2, Method("lp", (80, 30), 15)), (4, Method("lp", (70, 30), 15)),
+        (8, Method("lp", (60, 24), 12)), (1, Method("lp", 5)), (1, Method("lp", 10)),
     ),
     "huber": ((1, Method("lp", 10)),),
     "logistic": ((1, Method("lp", 10)),),
@@ -312,7 +312,7 @@ def blobs_table(rows: dict) -> str:
     for loss, methods in BLOBS.items():
         key, plain = f"blobs {loss}", rows[f"blobs {loss} ibp F=1"]
         runs = [*((shown, m) for m in methods), *(((k,), m) for k, m in SINGLE[loss])]
-        for radii, method in sorted(runs, key=lambda run: (run[1].backend, run[1].F or 0, run[0])):
+        for radii, method in sorted(runs, key=lambda run: (run[1].backend, length_of(run[1]), run[0])):
             row = rows.get(row_name(key, method, (0, *radii)))
             if row is not None:
                 cells = " | ".join(width_cell(row, plain, k) if k in radii else "" for k in shown)
@@ -324,8 +324,14 @@ def blobs_table(rows: dict) -> str:
 
 
 def method_name(method: Method) -> str:
-    parts = [method.backend, f"F = {method.F}" if method.F else "", f"stride {method.stride}" if method.stride else ""]
+    F = ", ".join(map(str, method.F)) if isinstance(method.F, tuple) else method.F
+    parts = [method.backend, f"F = {F}" if F else "", f"stride {method.stride}" if method.stride else ""]
     return ", ".join(part for part in parts if part)
+
+
+def length_of(method: Method) -> int:
+    """The first window's."""
+    return method.F[0] if isinstance(method.F, tuple) else method.F or 0
 
 
 def width_cell(row: dict, plain: dict, radius: int) -> str:
@@ -349,7 +355,7 @@ def steps_table(rows: dict) -> str:
         "| --- " + "| ---: " * len(SHOWN_STEPS) + "|",
     ]
     runs = [*((BLOB_RADII, m) for m in BLOBS["hinge"]), *(((0, k), m) for k, m in SINGLE["hinge"] if k == 1)]
-    for radii, method in sorted(runs, key=lambda run: (run[1].backend, run[1].F)):
+    for radii, method in sorted(runs, key=lambda run: (run[1].backend, length_of(run[1]))):
         row = rows.get(row_name("blobs hinge", method, radii))
         if row is not None:
             widths = [row["widths"][t][1] if t < len(row["widths"]) else None for t in SHOWN_STEPS]
