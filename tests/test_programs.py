@@ -535,8 +535,32 @@ def test_a_bound_far_from_the_value_at_the_solvers_own_point_is_refused(bound, m
     kept = solver("highs", program, 1e-4)
     honest = kept.minimise(cost)
     assert least(kept, cost, 1e-3) == pytest.approx(honest.bound, abs=1e-3)
-    monkeypatch.setattr(kept, "minimise", lambda _: replace(honest, bound=honest.bound + bound))
+    wrong = replace(honest, bound=honest.bound + bound)
+    monkeypatch.setattr(kept, "minimise", lambda _: wrong)
+    assert least(kept, cost, 1e-3) == pytest.approx(honest.bound, abs=1e-3)  # asked once more
+    monkeypatch.setattr(kept, "again", lambda _: wrong)
     with pytest.raises(SolverFailureError, match="above"):
+        least(kept, cost, 1e-3)
+
+
+@pytest.mark.parametrize("rows", [4, 600])
+def test_a_linear_answer_that_is_off_is_asked_for_once_more(rows, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rng = np.random.default_rng(1)
+    program, cost = random_program(rng), rng.normal(size=5)
+    times = rows // 4
+    program = replace(
+        program, matrix=sparse.csr_array(sparse.vstack([program.matrix] * times)),
+        row_lower=np.tile(program.row_lower, times), row_upper=np.tile(program.row_upper, times),
+    )  # fmt: skip
+    kept = solver("highs", program, 1e-4)
+    best = least(kept, cost, 1e-3)
+    honest = kept.minimise(cost)
+    wrong = replace(honest, dual=0.5 * honest.dual + 0.1)
+    monkeypatch.setattr(kept, "minimise", lambda _: wrong)
+    assert least(kept, cost, 1e-3) == pytest.approx(best, abs=1e-3)
+    monkeypatch.setattr(kept, "again", lambda _: wrong)
+    with pytest.raises(SolverFailureError, match="above its bound"):
         least(kept, cost, 1e-3)
 
 

@@ -86,6 +86,10 @@ class Solver:
         self.model.objective.set_value(_linear(self.model, cost))
         return self._minimise(cost)
 
+    def again(self, cost: np.ndarray) -> Answer | None:
+        """Another answer for the objective that was minimised last, where the solver has another way to it."""
+        return None
+
     def _minimise(self, cost: np.ndarray) -> Answer:
         raise NotImplementedError
 
@@ -126,8 +130,18 @@ class _Highs(Solver):
             self.highs.setOptionValue(option, value)
 
     def _minimise(self, cost: np.ndarray) -> Answer:
+        found = self._first_of(self.attempts, cost)
+        self.attempts = _attempts(self.program, warm=True)
+        return found
+
+    def again(self, cost: np.ndarray) -> Answer:
+        """From scratch, the other algorithm first: a basis kept for long can be off by more than tolerances."""
+        self.highs.clearSolver()
+        return self._first_of(_attempts(self.program, warm=True)[::-1], cost)
+
+    def _first_of(self, attempts: tuple[dict[str, object], ...], cost: np.ndarray) -> Answer:
         self.highs.changeColsCost(len(cost), self.columns, cost)
-        for attempt in self.attempts:
+        for attempt in attempts:
             self._set(attempt)
             self.highs.solve()
             status = self.highs.getModelStatus()
@@ -137,7 +151,6 @@ class _Highs(Solver):
                 break
         else:
             raise SolverFailureError(f"it ended with the status {self.highs.modelStatusToString(status)}")
-        self.attempts = _attempts(self.program, warm=True)
         found = self.highs.getSolution()
         x = np.array(found.col_value)
         if self.program.kind != "lp":
