@@ -262,7 +262,6 @@ BLOBS = {
     "logistic": (*INTERVALS, Method("relational")),
     "smoothed hinge, h = 1": (*INTERVALS, Method("relational")),
     "smoothed hinge, h = 5": (*INTERVALS, Method("relational")),
-    "smoothed hinge, h = 10": (*INTERVALS, Method("relational")),
 }
 SINGLE = {
     "hinge": (
