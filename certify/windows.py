@@ -24,9 +24,9 @@ class Method:
     steps of a window the *same* ``k`` records differ, so longer windows are tighter and cost more.  Default: an epoch
     of minibatches where memory allows, else one step.  ``stride``: how many new steps every window but the first
     bounds; the others are the steps before them once more.  Default ``F``: windows do not overlap.  ``solver``,
-    ``tau``, ``force``: see
-    `solvers.Options`.  ``relational``: keep a certificate of the difference of neighbouring runs beside the boxes
-    (`solvers.relational`); None: where the model, the loss and the recipe allow it and the public sizes make it cheap.
+    ``tau``, ``force``: see `solvers.Options`.  ``relational``: keep a certificate of the difference of neighbouring
+    runs beside the boxes (`solvers.relational`); None: where the model, the loss and the recipe allow it and the public
+    sizes make it cheap.
     """
 
     backend: str = "ibp"

@@ -232,9 +232,6 @@ class Graph:
         ]
 
 
-__all__ = ["Graph", "Node", "ParameterInfo"]
-
-
 def _parts(value) -> Iterator[bytes | memoryview]:
     """Bytes that tell values apart; arrays in full."""
     if isinstance(value, np.ndarray):
@@ -251,3 +248,6 @@ def _parts(value) -> Iterator[bytes | memoryview]:
         yield f"{value!r} ".encode()
     else:
         raise TypeError(f"{type(value).__name__} has no digest")
+
+
+__all__ = ["Graph", "Node", "ParameterInfo"]

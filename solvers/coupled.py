@@ -30,7 +30,7 @@ import numpy as np
 
 from models.ops.base import ABSOLUTE, RELATIVE, Interval
 from solvers.gradients import Factors, FixedPoint, Sums, Terms, add_terms, largest_sums
-from solvers.update import _totals, largest, update_interval
+from solvers.update import largest, totals, update_interval
 from solvers.window import Boxes, Window
 
 #: Bounds of some slots' gradients over several boxes, tile by tile: `solvers.ibp._visit`.
@@ -202,7 +202,7 @@ def _run(window: Window, size: int, rows: Sequence[int], public: _Public, visit:
             if t + 1 < len(window.known):
                 state.box = Interval(window.known[t + 1].lower[j], window.known[t + 1].upper[j])
                 continue
-            total = Interval(*_totals(window, found, state.radius, count, len(places), fixed))
+            total = Interval(*totals(window, found, state.radius, count, len(places), fixed))
             plain = update_interval(window, state.box, total, one.learning_rate / window.normaliser / fixed.scale)
             up = largest_sums(state.rising, state.terms.rising) - state.terms.lower + slack
             down = largest_sums(state.falling, state.terms.falling) + state.terms.upper + slack

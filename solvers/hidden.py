@@ -40,6 +40,7 @@ from solvers.jacobian import (
     entries,
     feature_ends,
     largest_derivative,
+    public_ends,
     second_derivative,
     source_features,
     step_rounding,
@@ -356,17 +357,7 @@ def target_ends(loss: Loss, window: Window) -> Interval:
     if isinstance(loss, Logistic | Huber | SmoothedHinge):  # targets are bounded, or the derivative is anyway
         ends = {"logistic": (0.0, 1.0), "smoothed-hinge": (-1.0, 1.0)}.get(loss.name, (-np.inf, np.inf))
         return Interval(*(np.full((1, 1), end) for end in ends))
-    if window.target_range is None:
-        raise UnsupportedWindowError(
-            "target: the recipe states no public range, so that a differing record's Jacobian has no bound; "
-            "add lower and upper to [target], or use the backend ibp"
-        )
-    low, high = (np.reshape(end, (-1, 1)) for end in window.target_range)
-    low, high = np.minimum(low, high), np.maximum(low, high)
-    known = window.records.targets[:, window.records.filled(np.arange(window.records.targets.shape[1]))]
-    if not ((low <= known) & (known <= high)).all():
-        raise UnsupportedWindowError("target: a record lies outside the public range; widen it, or clip the table")
-    return Interval(low, high)
+    return public_ends("target", window.target_range, window.records.targets, window)
 
 
 def _ordered(one: np.ndarray, two: np.ndarray, ladder: float) -> Interval:

@@ -40,7 +40,7 @@ from solvers.gradients import (
     outer_interval,
     outer_point,
 )
-from solvers.update import _totals, update, update_interval
+from solvers.update import totals, update, update_interval
 from solvers.window import Boxes, Records, Step, Window
 
 #: Working set aimed at by a tile, in float64 numbers: about half of a core's second-level cache.
@@ -355,7 +355,7 @@ def step(window: Window, plan: Plan, boxes: Boxes, one: Step, pool: Executor | N
         if radius == 0:
             lower[j] = upper[j] = nominal
     for j, part in zip(wide, sums[1:], strict=True):
-        total = Interval(*_totals(window, part, window.radii[j], size, filled, grid))
+        total = Interval(*totals(window, part, window.radii[j], size, filled, grid))
         box = Interval(boxes.lower[j], boxes.upper[j])
         lower[j], upper[j] = update_interval(window, box, total, factor)
     return Boxes(nominal, lower, upper)

@@ -355,18 +355,27 @@ def source_features(plan: Plan, source: int, x: np.ndarray) -> np.ndarray:
     return np.concatenate([x, np.ones((1, x.shape[1]))])
 
 
+def public_ends(section: str, stated: Interval | None, values: np.ndarray, window: Window) -> Interval:
+    """Ends ``(F, 1)`` that the recipe's ``section`` states; every record's ``values`` ``(F, R)`` keep to them.
+
+    Raises UnsupportedWindowError.
+    """
+    if stated is None:
+        raise UnsupportedWindowError(
+            f"{section}: the recipe states no public range, so that a differing record's Jacobian has no bound; "
+            f"add lower and upper to [{section}], or use the backend ibp"
+        )
+    low, high = (np.reshape(end, (-1, 1)) for end in stated)
+    low, high = np.minimum(low, high), np.maximum(low, high)
+    known = values[:, window.records.filled(np.arange(values.shape[1]))]
+    if not ((low <= known) & (known <= high)).all():
+        raise UnsupportedWindowError(f"{section}: a record lies outside the public range; widen it, or clip the table")
+    return Interval(low, high)
+
+
 def feature_ends(window: Window, plan: Plan, source: int) -> tuple[np.ndarray, np.ndarray]:
     """Public ends ``(A,)`` of what the head multiplies, the last entry one."""
-    if window.feature_range is None:
-        raise UnsupportedWindowError(
-            "features: the recipe states no public range, so that a differing record's Jacobian has no bound; "
-            "add lower and upper to [features], or use the backend ibp"
-        )
-    low, high = (np.reshape(end, (-1, 1)) for end in window.feature_range)
-    low, high = np.minimum(low, high), np.maximum(low, high)
-    known = window.records.features[:, window.records.filled(np.arange(window.records.features.shape[1]))]
-    if not ((low <= known) & (known <= high)).all():
-        raise UnsupportedWindowError("features: a record lies outside the public range; widen it, or clip the table")
+    low, high = public_ends("features", window.feature_range, window.records.features, window)
     values = {
         i: Interval(value, value) for i, value in plan.shared(plan.graph.initial()).items() if not plan.active[i]
     }

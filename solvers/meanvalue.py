@@ -27,7 +27,7 @@ from models.ops import Interval
 from models.ops.base import ABSOLUTE, RELATIVE
 from solvers.gradients import FixedPoint, Sums, add_dense
 from solvers.hidden import Hidden, jacobians
-from solvers.ibp import Plan, _Outer, _total, _totals, ibp, record_gradients, step
+from solvers.ibp import Plan, _Outer, _total, ibp, record_gradients, step, totals
 from solvers.jacobian import Curvature, Head
 from solvers.update import update_interval
 from solvers.window import Boxes, Step, Window
@@ -94,7 +94,7 @@ def _mean_value(
     grid = FixedPoint.make(window.clip, max(1, size))
     keep = min(radius, size) if window.adjacency == "replace-one" else 0
     sums = _point_sums(window, head.plan, one, middle, grid, keep)
-    total = Interval(*_totals(window, sums, radius, size, len(window.records.filled(one.batch)), grid))
+    total = Interval(*totals(window, sums, radius, size, len(window.records.filled(one.batch)), grid))
     centre = update_interval(
         window, Interval(middle, middle), total, one.learning_rate / window.normaliser / grid.scale
     )

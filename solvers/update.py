@@ -31,7 +31,7 @@ def largest(heap: np.ndarray, empty: int, spent: int) -> np.ndarray:
     return np.partition(both, both.shape[1] - spent, axis=1)[:, both.shape[1] - spent :]
 
 
-def _totals(window: Window, sums: Sums, radius: int, size: int, filled: int, grid: FixedPoint):
+def totals(window: Window, sums: Sums, radius: int, size: int, filled: int, grid: FixedPoint):
     """Integer bounds of the batch's gradient sum when ``radius`` records may differ, as float64 ``(P,)`` pairs."""
     most = size * grid.unit
     if window.adjacency == "replace-one":

@@ -233,6 +233,14 @@ def test_windows_follow_the_frequency_and_the_stride():
             Method(**bad)
 
 
+@pytest.mark.parametrize("backend", ["ibp", "meanvalue", "relational", "lp", "milp"])
+def test_radius_0_alone_is_the_nominal_run(backend):
+    envelope = run(mlp((3, 1)), loads(RECIPE), *problem_data(), radii=[0], backend=backend)
+    lower, upper = envelope.stacked()
+    np.testing.assert_array_equal(lower[0], mlp((3, 1)).join(envelope.nominal))
+    np.testing.assert_array_equal(upper[0], lower[0])
+
+
 def test_programs_report_every_step_of_a_window():
     calls = []
     run(

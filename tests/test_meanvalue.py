@@ -112,6 +112,22 @@ def labels(loss, y):
     return np.where(y < 0.5, -1.0, 1.0) if isinstance(loss, SmoothedHinge) else y
 
 
+def random_training(rng, loss, slots, steps):
+    """Options of a window, and its batches."""
+    options = {
+        "rate": list(rng.choice([0.05, 0.3, 1.0], size=steps)),
+        "clip": float(rng.choice([0.05, 0.3, 5.0])),
+        "contraction": float(rng.choice([1.0, 0.9, 0.5])),
+        "adjacency": str(rng.choice(["replace-one", "zero-out"])),
+        "loss": loss,
+        "normaliser": slots,
+    }
+    batches = [rng.permutation(slots)[: rng.integers(1, slots + 1)] for _ in range(steps)]
+    if rng.random() < 0.5:
+        batches = [np.arange(slots)] * steps
+    return options, batches
+
+
 def random_windows(seed, bounds, radii=(0, 1, 2, 3, 4, 8, 9)):
     """Boxes of two neighbours, for heads with or without a frozen body, one or two outputs, ties, gaps in the radii."""
     rng = np.random.default_rng(seed)
@@ -126,17 +142,7 @@ def random_windows(seed, bounds, radii=(0, 1, 2, 3, 4, 8, 9)):
     draw_x = lambda n: np.round(rng.uniform(-2, 2, size=(n, 2)), 1)  # noqa: E731
     draw_y = lambda n: labels(loss, np.round(rng.random((n, outputs)), rng.integers(2)))  # noqa: E731
     x, y = draw_x(slots), draw_y(slots)
-    options = {
-        "rate": list(rng.choice([0.05, 0.3, 1.0], size=steps)),
-        "clip": float(rng.choice([0.05, 0.3, 5.0])),
-        "contraction": float(rng.choice([1.0, 0.9, 0.5])),
-        "adjacency": str(rng.choice(["replace-one", "zero-out"])),
-        "loss": loss,
-        "normaliser": slots,
-    }
-    batches = [rng.permutation(slots)[: rng.integers(1, slots + 1)] for _ in range(steps)]
-    if rng.random() < 0.5:
-        batches = [np.arange(slots)] * steps
+    options, batches = random_training(rng, loss, slots, steps)
     slot, present, other_x, other_y = rng.integers(slots), np.ones(slots, bool), x.copy(), y.copy()
     if options["adjacency"] == "zero-out" or rng.random() < 0.3:
         present[slot] = False

@@ -106,9 +106,15 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
     ways = [sliding(9, 9, relational), sliding(1, 1, relational), sliding(3, 2, relational), classified(relational_end)]
     radii, one, two = random_windows(seed, ways[seed % 4])
     check_pair(radii, one, two)
+    check_certificates(radii, one, two)
+
+
+def check_certificates(radii, one, two):
+    """Those of two neighbours hold for the two, and grow from one to the other and with the radius."""
     apart = np.abs(one.nominal - two.nominal)
     for a, b in ((one, two), (two, one)):
         assert (apart <= a.difference[1].max(axis=0)).all()
+        assert (apart**2).sum() ** 0.5 <= a.length[1].max()
         for j in range(len(radii) - 1):
             assert (a.difference[j] <= a.difference[j + 1]).all()
             if radii[j + 1] == radii[j] + 1:

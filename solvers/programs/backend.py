@@ -117,8 +117,9 @@ def _bound(window: Window, options: Options, kind: str) -> list[Boxes]:
         coupled = ibp(part, options.threads)[-1]
         one = partial(_radius, part, model, coupled, kind, spare)
         lower, upper = coupled.lower.copy(), coupled.upper.copy()
-        boxes, batches = zip(*mapped(one, list(zip(wide, batches, strict=True)), options.threads), strict=True)
-        for j, box in zip(wide, boxes, strict=True):
+        found = mapped(one, list(zip(wide, batches, strict=True)), options.threads)
+        batches = [batch for _, batch in found]
+        for j, (box, _) in zip(wide, found, strict=True):
             lower[j], upper[j] = np.maximum(lower[j], box.lower), np.minimum(upper[j], box.upper)
         known.append(Boxes(coupled.nominal, lower, upper))
         if options.progress is not None and t < len(window.steps) - 1:
