@@ -45,6 +45,8 @@ Progress = Callable[[str, int, int], None]
 #: At most so many parameters are attacked, spread over the vector.
 _ATTACKED = 16
 _ATTACK = "attack"
+#: Seconds that the process of a cell may take to end once it has answered.
+_FAREWELL = 10.0
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,12 @@ def _measure(method: Method, inputs: tuple, folder: Path, limit, resume: bool, p
                 steps, total = found
                 if progress is not None:
                     progress(name, steps, total)
-            elif kind == "refused":
+                continue
+            process.join(_FAREWELL)
+            if kind == "refused":
                 return Cell(method, "refused", time.monotonic() - started, 0, steps, found[0])
-            else:
-                seconds, peak = found
-                return Cell(method, "done", seconds, peak, steps)
+            seconds, peak = found
+            return Cell(method, "done", seconds, peak, steps)
     finally:
         process.terminate()
         process.join()

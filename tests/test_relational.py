@@ -17,7 +17,8 @@ from test_ibp import SCHEDULES
 from test_meanvalue import LOSSES, RADII, Worlds, check_pair, contracting, random_windows, ranged
 
 from models.losses import Huber, Logistic, Squared
-from solvers.ibp import ibp, output_bounds
+from solvers.expansion import Expansion
+from solvers.ibp import Plan, ibp, nominal_run, output_bounds
 from solvers.meanvalue import meanvalue
 from solvers.relational import certified, output_differences, relational, schedule_classes
 from solvers.window import Boxes
@@ -107,6 +108,38 @@ def test_random_neighbours_nest_exactly_and_stay_inside(seed):
     radii, one, two = random_windows(seed, ways[seed % 4])
     check_pair(radii, one, two)
     check_certificates(radii, one, two)
+
+
+@pytest.mark.parametrize("batches", [[range(8)] * 4, [range(4), range(4, 8)] * 2], ids=["full", "minibatches"])
+def test_lengths_are_bounded_over_a_ball_that_holds_every_run_within_the_radius(batches, monkeypatch):
+    """Before every step, for neighbours at distance 1 to 3 that pull one way; the ball is not far from the farthest."""
+    rng, radii, balls = np.random.default_rng(0), (0, 1, 2, 3), {}
+    x, y = rng.uniform(-1, 1, size=(8, 2)), rng.integers(2, size=(8, 1)).astype(float)
+    options = {"loss": Logistic(), "rate": 0.4, "clip": 0.2, "theta": np.zeros(3)}
+    made = ranged(window(mlp((2, 1)), x, y, batches, radii, **options), -1, 1)
+    growth, plan = Expansion.growth, Plan(made.graph)
+
+    def watched(self, window, one, box, nominal, length, radius):
+        balls.setdefault(radius, []).append((nominal, length))
+        return growth(self, window, one, box, nominal, length, radius)
+
+    monkeypatch.setattr(Expansion, "growth", watched)
+    relational(made)
+    assert sorted(balls) == [1, 2, 3] and all(len(found) == 4 for found in balls.values())
+    for radius, found in balls.items():
+        farthest = np.zeros(4)
+        for corner, label, slots in itertools.product(
+            itertools.product([-1.0, 1.0], repeat=2), [0.0, 1.0], itertools.combinations(range(8), radius)
+        ):
+            other_x, other_y = x.copy(), y.copy()
+            other_x[list(slots)], other_y[list(slots)] = corner, label
+            other = window(mlp((2, 1)), other_x, other_y, batches, radii, **options)
+            path = [made.boxes.nominal, *nominal_run(other, plan)]
+            for t, (nominal, length) in enumerate(found):
+                apart = ((path[t] - nominal) ** 2).sum() ** 0.5
+                assert apart <= length
+                farthest[t] = max(farthest[t], apart)
+        assert farthest[-1] > 0.4 * found[-1][1]
 
 
 def check_certificates(radii, one, two):

@@ -117,7 +117,8 @@ def _show(columns, g, output: Path, beside: Path) -> None:
         table.add_row(str(i), *(f"{v:.5g}" for v in row))
     out.print(table)
     cost = f"epsilon = {g.epsilon:g}" + (f", delta = {g.delta:g}" if g.delta else "")
-    each = f"releases of {g.dimension} numbers" if g.dimension > 1 else "releases"
+    each = "release" if g.releases == 1 else "releases"
+    each += f" of {g.dimension} numbers" if g.dimension > 1 else ""
     out.print(
         f"[bold]cost[/]       {cost} in all ({g.releases} {each} at epsilon = {g.epsilon_per_release:.4g} each), "
         f"adjacency {g.adjacency}\n"
