@@ -265,7 +265,7 @@ BLOBS = {
 }
 SINGLE = {
     "hinge": (
-        (1, Method("lp", (100, 40), 20)), (2, Method("lp", (80, 30), 15)), (4, Method("lp", (70, 30), 15)),
+        (1, Method("lp", (100, 40), 20)), (2, Method("lp", (110, 40), 20)), (4, Method("lp", (70, 30), 15)),
         (8, Method("lp", (60, 24), 12)), (1, Method("lp", 5)), (1, Method("lp", 10)),
     ),
     "huber": ((1, Method("lp", 10)),),
